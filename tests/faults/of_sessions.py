@@ -6,7 +6,7 @@ import numpy as np
 
 from posenc_export.runtime import Session
 from posenc_export.runtime.session.arguments import RowTokens
-from posenc_export.runtime.session.caches import Replaced
+from posenc_export.runtime.session.caches import REPLACED
 from posenc_export.runtime.session.reading import Reading
 from posenc_export.runtime.session.rows import Rows
 from tests.faults.planting import Fault
@@ -64,9 +64,9 @@ class ForgetsStates(Session):
 
     def _forget_states(self) -> None:
         rows = self._settled()
-        for memory in rows.caches.of(Replaced):
+        for memory in rows.caches.of(REPLACED):
             for row in range(rows.count):
-                memory.clear(row, rows.turn)
+                memory.buffers[rows.turn].clear(row)
 
 
 class ForksShareCaches(Session):

@@ -32,6 +32,7 @@ class Buffer:
 
     Args:
         reserved: whether memory on the host, filled with 0, is taken only where it is written.
+        axis: that of slots.
 
     Attributes:
         array: the memory on the host; empty for a buffer on the device.
@@ -39,10 +40,17 @@ class Buffer:
     """
 
     def __init__(
-        self, shape: Sequence[int], dtype: str, fill: int, device: str, reserved: bool = False
+        self,
+        shape: Sequence[int],
+        dtype: str,
+        fill: int,
+        device: str,
+        reserved: bool = False,
+        axis: int = 1,
     ) -> None:
         dtype, element = ELEMENTS.get(dtype, (dtype, 0))
         self.shape, self.device, self.fill, self.dtype = tuple(shape), device, fill, np.dtype(dtype)
+        self.axis = axis
         self.element: Any = element or self.dtype
         self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         self.array, self.mapping = np.zeros(0, dtype), None
@@ -97,58 +105,58 @@ class Buffer:
             size, origin = rows * self.row_bytes, source.address + first * self.row_bytes
             copy(self.address + row * self.row_bytes, size, origin, size, size, 1)
 
-    def copy_slots(self, to: Place, source: "Buffer", at: Place, axis: int, slots: int) -> None:
-        """Copy `slots` slots along an axis of a row of `source`, from row and slot `at` on, to row
-        and slot `to` of this buffer. Other sizes are equal.
+    def part(self, row: int, slots: Slots) -> Tuple[Any, ...]:
+        """Return the index of some slots of a row."""
+        return (row, *[slice(None)] * (self.axis - 1), slots)
+
+    def copy_slots(self, to: Place, source: "Buffer", at: Place, slots: int) -> None:
+        """Copy slots of a row of `source`, from row and slot `at` on, to row and slot `to` of this
+        buffer. Other sizes are equal.
         """
         (row, begin), (first, slot) = to, at
         if self.device == "cpu":
-            origin = source.array[part_of(first, axis, slice(slot, slot + slots))]
-            self.array[part_of(row, axis, slice(begin, begin + slots))] = origin
+            origin = source.array[source.part(first, slice(slot, slot + slots))]
+            self.array[self.part(row, slice(begin, begin + slots))] = origin
         elif slots:
-            address, pitch, width, height = self._pieces(row, axis, slots, begin)
-            source_address, source_pitch, *_ = source._pieces(first, axis, slots, slot)
+            address, pitch, width, height = self._pieces(row, slots, begin)
+            source_address, source_pitch, *_ = source._pieces(first, slots, slot)
             copy(address, pitch, source_address, source_pitch, width, height)
 
-    def clear_slots(self, row: int, axis: int, slots: Slots) -> None:
-        """Write the initial value to some slots along an axis of one row."""
-        index = part_of(row, axis, slots)
+    def clear(self, row: int, slots: Slots = slice(None)) -> None:
+        """Write the initial value to some slots of a row."""
+        index = self.part(row, slots)
         if self.device == "cpu":
             self.array[index] = self.fill
         elif isinstance(slots, slice):
-            start, stop, _ = slots.indices(self.shape[axis])
-            address, pitch, width, height = self._pieces(row, axis, max(stop - start, 0), start)
+            start, stop, _ = slots.indices(self.shape[self.axis])
+            address, pitch, width, height = self._pieces(row, max(stop - start, 0), start)
             if width:
                 clear(address, pitch, width, height)
         else:
             self.write(index, self.fill)
 
-    def release(self, row: int, axis: int, begin: int) -> None:
+    def release(self, row: int, begin: int) -> None:
         """Give the memory of slots of a row from `begin` on back to the system; in reserved buffers
         only.
         """
         assert self.mapping is not None
-        address, pitch, width, height = self._pieces(row, axis, self.shape[axis] - begin, begin)
+        slots = self.shape[self.axis] - begin
+        address, pitch, width, height = self._pieces(row, slots, begin)
         for piece in range(height):
             first = address - self.address + piece * pitch
             release(self.mapping, first, first + width)
 
-    def _pieces(self, row: int, axis: int, slots: int, begin: int) -> Tuple[int, ...]:
+    def _pieces(self, row: int, slots: int, begin: int) -> Tuple[int, ...]:
         """Return address of the first piece of some slots of a row, bytes between pieces, bytes and
         number of pieces.
         """
-        slot = math.prod(self.shape[axis + 1 :]) * self.dtype.itemsize
+        slot = math.prod(self.shape[self.axis + 1 :]) * self.dtype.itemsize
         return (
             self.address + row * self.row_bytes + begin * slot,
-            self.shape[axis] * slot,
+            self.shape[self.axis] * slot,
             slots * slot,
-            math.prod(self.shape[1:axis]),
+            math.prod(self.shape[1 : self.axis]),
         )
-
-
-def part_of(row: int, axis: int, slots: Slots) -> Tuple[Any, ...]:
-    """Return the index of some slots of a row along an axis."""
-    return (row, *[slice(None)] * (axis - 1), slots)
 
 
 def reserved_memory(shape: Sequence[int], dtype: np.dtype) -> Tuple[np.ndarray, mmap.mmap]:

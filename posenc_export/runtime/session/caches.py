@@ -1,5 +1,4 @@
-"""The memory of all states of a session, with one class for each kind of state, and which part of
-it each run of the graph uses.
+"""The memory of all states of a session, and which part of it each run of the graph uses.
 
 Layers that read only the last tokens of a row, a window, keep no others in their caches: slot s
 holds token `first kept` + s of its row. Before a call whose tokens have no room behind them, the
@@ -10,12 +9,12 @@ Shapes: R rows in memory, S new tokens, M slots of caches that are written in pl
 
 import math
 from functools import partial
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple, Type, TypeVar, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest, State
-from posenc_export.runtime.session.buffers import CAN_RESERVE, Buffer, Place, Slots, part_of
+from posenc_export.runtime.session.buffers import CAN_RESERVE, Buffer, Place, Slots
 from posenc_export.runtime.session.graph import Graph, RunMemory, Shape, StateMemory
 
 MOST_RUNS = 64  # ranges of rows whose memory is kept
@@ -52,87 +51,41 @@ class Window(NamedTuple):
         return max(length - (self.size - 1) - self.rewind, 0) if self.size else 0
 
 
-class InPlace(NamedTuple):
-    """A state whose slots calls write in place. Its two buffers are one."""
-
-    state: State
-    axis: int
-    buffers: Tuple[Buffer, Buffer]
-
-    def take(self, old: "InPlace", slots: Sequence[int], turn: int) -> None:
-        """Copy the content of other memory: the first slots of each row, if there are as many."""
-        most = min(old.buffers[0].shape[self.axis], self.buffers[0].shape[self.axis])
-        for row, count in enumerate(slots):
-            self.copy((row, 0), old, (row, 0), min(count, most))
-
-    def copy(self, to: Place, source: "InPlace", at: Place, slots: int) -> None:
-        """Copy slots of a row of `source`, from row and slot `at` on, to row and slot `to`."""
-        self.buffers[0].copy_slots(to, source.buffers[0], at, self.axis, slots)
-
-    def write(self, row: int, slot: int, content: np.ndarray) -> None:
-        """Overwrite slots of a row, from `slot` on; on the host only."""
-        place = slice(slot, slot + content.shape[self.axis - 1])
-        self.buffers[0].array[part_of(row, self.axis, place)] = content
-
-    def read(self, row: int, slots: slice) -> np.ndarray:
-        """Return a copy of slots of a row; on the host only."""
-        return self.buffers[0].array[part_of(row, self.axis, slots)].copy()
-
-    def clear(self, row: int, slots: Slots) -> None:
-        """Write the fill value to slots of a row."""
-        self.buffers[0].clear_slots(row, self.axis, slots)
-
-
-class Growing(NamedTuple):
-    """A state to which each run appends its columns: it reads one buffer and writes the other, each
-    with its content in the first elements.
+class Memory(NamedTuple):
+    """The memory of a state. Of one that is written in place, both buffers are one. Otherwise a run
+    reads one of them and writes the other, of a state that grows the first elements.
     """
 
     state: State
-    axis: int
     buffers: Tuple[Buffer, Buffer]
 
-    def take(self, old: "Growing", slots: Sequence[int], turn: int) -> None:
-        count = min(old.buffers[0].shape[0], self.buffers[0].shape[0])
-        self.buffers[turn].copy_rows(0, old.buffers[turn], 0, count)
+    def take(self, old: "Memory", slots: Sequence[int], turn: int) -> None:
+        """Copy the content of other memory, of a state in place the first slots of each row, as far
+        as there is room.
+        """
+        here, there = self.buffers[turn], old.buffers[turn]
+        if not self.state.in_place:
+            here.copy_rows(0, there, 0, min(there.shape[0], here.shape[0]))
+            return
+        most = min(there.shape[there.axis], here.shape[here.axis])
+        for row, count in enumerate(slots):
+            here.copy_slots((row, 0), there, (row, 0), min(count, most))
 
     def cut(self, turn: int, keep: np.ndarray, columns: int) -> Write:
-        """Return a write of the first columns, the fill value where `keep` [R,used] is False."""
-        buffer, (rows, used) = self.buffers[turn], keep.shape
+        """Return a write of the first columns of a state that grows, the fill value where `keep`
+        [R,used] is False.
+        """
+        buffer, axis, (rows, used) = self.buffers[turn], self.state.axis, keep.shape
         shape = shape_of(self.state, rows, used)
         content = buffer.read()[: math.prod(shape)].reshape(shape)
-        content = np.moveaxis(content, self.axis, 1)[:, :columns].copy()  # [R,columns,*]
+        content = np.moveaxis(content, axis, 1)[:, :columns].copy()  # [R,columns,*]
         content[~keep[:, :columns]] = self.state.fill
-        flat = np.moveaxis(content, 1, self.axis).reshape(-1)
+        flat = np.moveaxis(content, 1, axis).reshape(-1)
         return partial(buffer.write, (slice(flat.size),), flat)
 
 
-class Replaced(NamedTuple):
-    """A state that each run replaces: it reads one buffer and writes the other."""
-
-    state: State
-    axis: int
-    buffers: Tuple[Buffer, Buffer]
-
-    def take(self, old: "Replaced", slots: Sequence[int], turn: int) -> None:
-        self.buffers[turn].copy_rows(0, old.buffers[turn], 0, len(slots))
-
-    def keep(self, row: int, turn: int) -> None:
-        """Copy a row that is not part of a run to the buffer that the run writes."""
-        self.buffers[1 - turn].copy_rows(row, self.buffers[turn], row, 1)
-
-    def write(self, row: int, turn: int, content: np.ndarray) -> None:
-        """Overwrite a row."""
-        self.buffers[turn].write((row,), content)
-
-    def clear(self, row: int, turn: int) -> None:
-        """Write the fill value to a row."""
-        self.buffers[turn].clear_slots(row, 1, slice(None))
-
-
-Memory = Union[InPlace, Growing, Replaced]
-Kind = TypeVar("Kind", InPlace, Growing, Replaced)
-IN_PLACE = {InPlace}  # Caches.kinds of graphs whose states are all written in place
+GROWS, IN_PLACE, REPLACED = "append", "in_place", "replace"  # State.update
+ALL_IN_PLACE = {IN_PLACE}  # Caches.kinds of graphs whose states are all written in place
 
 
 class Caches:
@@ -144,7 +97,7 @@ class Caches:
 
     Attributes:
         states: the memory of each state; none before memory is reserved.
-        kinds: the classes of the states.
+        kinds: the update rules of the states.
         by_columns: whether all rows advance together.
         reads_hidden: whether the graph reads slots past the tokens of a row.
         rows: number of rows R. Of graphs with growing states, all of them are in use.
@@ -161,8 +114,7 @@ class Caches:
         self.graph, self.capacity, self.fewest_rows = graph, capacity, fewest_rows
         self.rewind, self.window = rewind, Window.of(graph.manifest, graph.provider, rewind)
         self.by_columns = graph.manifest.by_columns
-        self._kinds = [_kind(state) for state in states]
-        self.kinds = set(self._kinds)
+        self.kinds = {state.update for state in states}
         self.reads_hidden = any([state.reads_hidden for state in states])
         self.lazy = capacity > FIRST and allocates_lazily(graph)
         self._allocate(0, 0)
@@ -179,9 +131,9 @@ class Caches:
         """All memory; each buffer once."""
         return list(dict.fromkeys(buffer for memory in self.states for buffer in memory.buffers))
 
-    def of(self, kind: Type[Kind]) -> List[Kind]:
-        """Return the memory of the states of a kind."""
-        return [memory for memory in self.states if isinstance(memory, kind)]
+    def of(self, kind: str) -> List[Memory]:
+        """Return the memory of the states with an update rule."""
+        return [memory for memory in self.states if memory.state.update == kind]
 
     def state_memory(self, rows: slice, used: int, new: int, turn: int) -> RunMemory:
         """Return the memory for a run of `new` columns behind `used` ones on some rows. It is the
@@ -191,13 +143,13 @@ class Caches:
         if run := self._runs.get((first, count)):
             return run
         run = RunMemory()
-        for state, _, buffers in self.states:
+        for state, buffers in self.states:
             past, present = buffers[turn], buffers[1 - turn]
             before = after = (count, *past.shape[1:])
-            if state.update == "append":
+            if state.update == GROWS:
                 before, after = (shape_of(state, count, slots) for slots in (used, used + new))
             run.append(StateMemory(state, past, present, first, before, after))
-        if self.kinds == IN_PLACE:
+        if self.kinds == ALL_IN_PLACE:
             if len(self._runs) >= MOST_RUNS:
                 self._runs.clear()
             self._runs[first, count] = run
@@ -239,9 +191,9 @@ class Caches:
         """Write the fill value to hidden slots of a row where the graph reads them. in_windows:
         those of caches of windows.
         """
-        for memory in self.of(InPlace):
-            if memory.state.reads_hidden:
-                memory.clear(row, in_windows if memory.state.window else hidden)
+        for state, (buffer, _) in self.of(IN_PLACE):
+            if state.reads_hidden:
+                buffer.clear(row, in_windows if state.window else hidden)
 
     def copy(
         self, to: Place, source: "Caches", at: Place, tokens: int, kept: Tuple[int, int] = (0, 0)
@@ -252,29 +204,31 @@ class Caches:
         """
         target, begin = to[1] - int(kept[0]), at[1] - int(kept[1])
         gone = min(max(0, -begin, -target), tokens)
-        for memory, origin in zip(self.of(InPlace), source.of(InPlace), strict=True):
+        for memory, origin in zip(self.of(IN_PLACE), source.of(IN_PLACE), strict=True):
+            (buffer, _), (other, _) = memory.buffers, origin.buffers
             if memory.state.window:
-                memory.clear(to[0], slice(0 if to[1] else None))
+                buffer.clear(to[0], slice(0 if to[1] else None))
                 place = (to[0], target + gone), (at[0], begin + gone)
-                memory.copy(place[0], origin, place[1], tokens - gone)
+                buffer.copy_slots(place[0], other, place[1], tokens - gone)
             else:
-                memory.copy(to, origin, at, tokens)
+                buffer.copy_slots(to, other, at, tokens)
 
     def moves(self, row: int, slots: slice) -> List[Write]:
         """Return the writes that move slots of caches of windows of a row to the first slots, and
         clear those behind.
         """
 
-        def move(memory: InPlace, content: np.ndarray) -> None:
-            memory.write(row, 0, content)
-            memory.clear(row, slice(content.shape[memory.axis - 1], None))
+        def move(buffer: Buffer, content: np.ndarray) -> None:
+            count = content.shape[buffer.axis - 1]
+            buffer.write(buffer.part(row, slice(count)), content)
+            buffer.clear(row, slice(count, None))
 
-        windowed = [memory for memory in self.of(InPlace) if memory.state.window]
-        return [partial(move, memory, memory.read(row, slots)) for memory in windowed]
+        windowed = [memory.buffers[0] for memory in self.of(IN_PLACE) if memory.state.window]
+        return [partial(move, one, one.read()[one.part(row, slots)].copy()) for one in windowed]
 
     def snapshot(self, row: int, turn: int) -> List[np.ndarray]:
         """Return copies of one row of the states that each call replaces."""
-        return [memory.buffers[turn].read()[row].copy() for memory in self.of(Replaced)]
+        return [memory.buffers[turn].read()[row].copy() for memory in self.of(REPLACED)]
 
     def emptied(self) -> "Caches":
         """Return caches for other rows. Slots may keep their content. Memory that has grown is
@@ -327,11 +281,10 @@ class Caches:
         filled = self.written[:rows].clip(max=slots).tolist()
         shapes: Dict[Any, Shape] = {}
         for index, state in enumerate(self.graph.manifest.states):
-            kind = self._kinds[index]
             key = (state.axes, state.axis, state.window)  # layers have states of few shapes
             if key not in shapes:
                 shapes[key] = self.shape(state, rows, extent)
-            shape = (math.prod(shapes[key]),) if kind is Growing else shapes[key]
+            shape = (math.prod(shapes[key]),) if state.update == GROWS else shapes[key]
             old: Any = self.states[index] if self.states else None
             if reuse and old is not None and old.buffers[0].shape == shape:
                 caches.states.append(old)
@@ -339,12 +292,11 @@ class Caches:
             # Positions are always on the host, because they are small and a rewind writes them.
             device = self.graph.device
             device = "cpu" if device != "cpu" and state.holds_positions else device
-            lazy = self.lazy and kind is InPlace and not (state.window and self.window.size)
-            buffer = Buffer(shape, state.dtype, state.fill, device, lazy)
-            other = buffer
-            if kind is not InPlace:
-                other = Buffer(shape, state.dtype, state.fill, device)
-            memory = kind(state, state.axis, (buffer, other))
+            in_place = state.update == IN_PLACE
+            lazy = self.lazy and in_place and not (state.window and self.window.size)
+            buffer = Buffer(shape, state.dtype, state.fill, device, lazy, state.axis or 1)
+            other = buffer if in_place else Buffer(shape, state.dtype, state.fill, device)
+            memory = Memory(state, (buffer, other))
             if old is not None:
                 memory.take(old, filled, turn)
             caches.states.append(memory)
@@ -366,7 +318,3 @@ def allocates_lazily(graph: Graph) -> bool:
     return (
         CAN_RESERVE and graph.device == "cpu" and not moves and not graph.manifest.capacity_bucket
     )
-
-
-def _kind(state: State) -> Any:
-    return InPlace if state.in_place else Growing if state.grows else Replaced

@@ -14,7 +14,7 @@ from posenc_export.runtime.artefact import graph_inputs
 from posenc_export.runtime.artefact.graph_inputs import INPUTS, PaddedTokens
 from posenc_export.runtime.session import arguments, prefixes
 from posenc_export.runtime.session.arguments import Prompt, RowTokens, check_tokens
-from posenc_export.runtime.session.caches import IN_PLACE, Growing, InPlace, Replaced
+from posenc_export.runtime.session.caches import ALL_IN_PLACE, GROWS, IN_PLACE, REPLACED
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError, expected
 from posenc_export.runtime.session.graph import BoundRun, Feeds, Graph, RunMemory
 from posenc_export.runtime.session.rows import Rows
@@ -183,9 +183,9 @@ class Reading:
             begin, end = run.rows.start - part.start, run.rows.stop - part.start
             self._run(rows, run, outputs[begin:end])
             idle.difference_update(range(run.rows.start, run.rows.stop))
-        for row in idle:
-            for memory in caches.of(Replaced):
-                memory.keep(row, turn)
+        for row in idle:  # which runs have not copied to the buffers that they write
+            for memory in caches.of(REPLACED):
+                memory.buffers[1 - turn].copy_rows(row, memory.buffers[turn], row, 1)
         length = length.copy()
         length[part] += counts
         if not by_columns:
@@ -247,7 +247,7 @@ class Reading:
         shapes if caches are written in place.
         """
         feeds, caches, encoder = self._step_feeds(rows, new), rows.caches, rows.encoder
-        if caches.kinds != IN_PLACE:
+        if caches.kinds != ALL_IN_PLACE:
             return Binding(self, rows, feeds)
         key: List[object] = [caches.extent]
         key += [array.shape for array in feeds.values()]
@@ -295,7 +295,7 @@ class Reading:
     def bind_step(self, rows: Rows) -> Rows:
         """Return rows, which have room for a token, with a bound step."""
         used, caches, room = rows.used, rows.caches, int(rows.room.min())
-        if InPlace in caches.kinds:
+        if IN_PLACE in caches.kinds:
             room = min(room, caches.extent - used)
         if caches.window.size:
             room = min(room, int((rows.first_kept + caches.window.slots - rows.length).min()))
@@ -311,7 +311,7 @@ class Reading:
     def widest(self, rows: Rows) -> int:
         """Return the most tokens per row of a pass, which is bound like a step."""
         alone = self.manifest.continuation_rows == 1 and rows.count > 1
-        passes = rows.caches.kinds == IN_PLACE and not alone
+        passes = rows.caches.kinds == ALL_IN_PLACE and not alone
         return min(self.manifest.chunk, WIDEST, rows.ready) if passes else 1
 
     def record_step(self, rows: Rows, x: np.ndarray) -> None:
@@ -349,18 +349,18 @@ class Binding:
         tokens = feeds[name] = feeds[name].copy()  # perhaps in the memory of a caller
         count, new = tokens.shape[:2]
         self.feeds, self.at = feeds, rows.reached[0]
-        self.result = np.zeros((count, new, *output.axes[2:]), output.dtype)  # [B,S,*]
+        self.result: np.ndarray = np.zeros((count, new, *output.axes[2:]), output.dtype)  # [B,S,*]
         self.tokens = tokens[:, 0] if new == 1 else tokens
         # Functions that run the graph, by `turn` of the rows.
         self.runs: Dict[int, BoundRun] = {}
-        in_place = self.run_of(rows) if rows.caches.kinds == IN_PLACE else None
+        in_place = self.run_of(rows) if rows.caches.kinds == ALL_IN_PLACE else None
         self.take = self._taker(new, reading.counters, in_place)
 
     def run_of(self, rows: Rows) -> BoundRun:
         """Return the function that runs the graph on the next tokens of rows."""
         caches, turn = rows.caches, rows.turn
         count, new = self.result.shape[:2]
-        grows = Growing in caches.kinds  # the shapes of these states change at each call
+        grows = GROWS in caches.kinds  # the shapes of these states change at each call
         if not grows and turn in self.runs:
             return self.runs[turn]
         if grows:

@@ -20,7 +20,7 @@ from posenc_export.runtime.session.arguments import (
     short_repr,
 )
 from posenc_export.runtime.session.buffers import Slots
-from posenc_export.runtime.session.caches import Caches, Growing, Replaced, Write
+from posenc_export.runtime.session.caches import GROWS, REPLACED, Caches, Write
 from posenc_export.runtime.session.errors import expected
 
 NO_ROWS = np.zeros(0, np.int64)
@@ -118,7 +118,7 @@ class Rows:
         self.caches, self.count, self.first_position = caches, len(none), first_position.copy()
         self.first_kept = none
         self.histories: Tuple[RowHistory, ...] = ()
-        if Replaced in caches.kinds:
+        if REPLACED in caches.kinds:
             self.histories = tuple([RowHistory(caches.rewind) for _ in none])
         self.pending: Tuple[Write, ...] = ()
         self.encoder: Dict[str, np.ndarray] = {}
@@ -272,9 +272,9 @@ class Rows:
 
     def _reset(self, first: int) -> None:
         """Write the initial values of the states that each call replaces, from row `first` on."""
-        for memory in self.caches.of(Replaced):
+        for memory in self.caches.of(REPLACED):
             for row in range(first, self.count):
-                memory.clear(row, self.turn)
+                memory.buffers[self.turn].clear(row)
 
     def without(self, row: int) -> "Rows":
         """Return the rows without one, whose index the last row takes."""
@@ -286,7 +286,7 @@ class Rows:
         def move() -> None:
             caches.mark_written(slice(row, row + 1), tokens)
             caches.copy((row, 0), caches, (last, 0), tokens, (kept, kept))
-            for memory in caches.of(Replaced):
+            for memory in caches.of(REPLACED):
                 memory.buffers[turn].copy_rows(row, memory.buffers[turn], last, 1)
 
         left: Dict[str, Any] = {name: getattr(self, name)[order] for name in OF_EACH_ROW}
@@ -314,8 +314,8 @@ class Rows:
             for row in np.flatnonzero(target < length).tolist():
                 call, replay[row] = self.histories[row].back_to(int(target[row]))
                 length[row], states = call.length, call.states or ()
-                for memory, value in zip(self.caches.of(Replaced), states, strict=True):
-                    writes.append(partial(memory.write, row, self.turn, value))
+                for memory, value in zip(self.caches.of(REPLACED), states, strict=True):
+                    writes.append(partial(memory.buffers[self.turn].write, (row,), value))
         if self.caches.window.size:
             reach = np.where(length > 0, self._kept_from(), 0)
             self._check_reach(reach, length, "keys of windows")
@@ -355,7 +355,7 @@ class Rows:
         self.caches.mark_written(slice(0, self.count), self.used + 1)
         slots = self.occupied & (np.cumsum(self.occupied, axis=1) <= target[:, None])  # [B,columns]
         columns = int(np.flatnonzero(slots.any(0)).max(initial=-1)) + 1
-        writes = tuple(memory.cut(self.turn, slots, columns) for memory in self.caches.of(Growing))
+        writes = tuple(memory.cut(self.turn, slots, columns) for memory in self.caches.of(GROWS))
         occupied = slots[:, :columns].copy()
         return self.replace(length=target, occupied=occupied, pending=writes)
 

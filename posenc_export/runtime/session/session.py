@@ -13,7 +13,7 @@ import numpy as np
 from posenc_export.runtime.session import arguments, generation, reading
 from posenc_export.runtime.session.arguments import Inputs, Numbers, PrefillArguments, RowTokens
 from posenc_export.runtime.session.buffers import Buffer
-from posenc_export.runtime.session.caches import FIRST, Caches, InPlace, Replaced
+from posenc_export.runtime.session.caches import FIRST, REPLACED, Caches
 from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.graph import Graph
 from posenc_export.runtime.session.prefixes import Prefix, Prefixes
@@ -72,7 +72,7 @@ class Session:
         self._reading = reading.Reading(graph)
         self._guard: List[None] = []
         self._state = Rows(Caches(graph, most, batch, rewind))
-        self._replaces = Replaced in self._state.caches.kinds
+        self._replaces = REPLACED in self._state.caches.kinds
 
     def __reduce__(self) -> NoReturn:
         """Refuse copies that would write into the same caches or lack them."""
@@ -317,9 +317,9 @@ class Session:
         written, kept = caches.written, np.zeros_like(caches.written)
         kept[: self.batch] = self._state.length
         for row in np.flatnonzero(written > kept + FIRST).tolist() if caches.lazy else ():
-            for memory in caches.of(InPlace):
-                if memory.buffers[0].mapping is not None:
-                    memory.buffers[0].release(row, memory.axis, int(kept[row]))
+            for buffer in caches.buffers:
+                if buffer.mapping is not None:
+                    buffer.release(row, int(kept[row]))
             written[row] = kept[row]
 
     def memory_of(self, rows: int, tokens: int) -> int:

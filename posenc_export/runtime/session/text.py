@@ -56,7 +56,7 @@ class Writer:
         """
         self.tokens = []
         sampling = sampling.checked(self.session.manifest.stop_ids)
-        known = len(os.path.commonprefix([self._held, prompt[:-1]]))
+        known = len(os.path.commonprefix([self._held, list(prompt[:-1])]))
         try:
             self.session.rewind(len(self._held) - known)
         except ValueError:  # a state that each call replaces keeps a limited history

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from posenc_export.export.expected import eager_session
 from posenc_export.models.config import StackConfig
 from posenc_export.runtime import Model, Session, load
-from posenc_export.runtime.session import caches
+from posenc_export.runtime.session.buffers import Buffer
 from posenc_export.runtime.session.caches import WINDOW_ROOM as NEW
 from posenc_export.runtime.session.caches import Window
 from posenc_export.runtime.session.prefixes import Prefixes
@@ -317,11 +317,12 @@ def test_another_provider_keeps_all_tokens() -> None:
 def test_a_move_by_a_slot_too_many_or_few_changes_outputs(
     shift: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = caches.part_of
+    right = Buffer.part
 
-    def off(row: int, axis: int, slots: slice) -> Any:
-        begin = slots.start and slots.start + shift
-        return right(row, axis, slice(begin, slots.stop + shift if begin else slots.stop))
+    def off(self: Buffer, row: int, slots: Any) -> Any:
+        if isinstance(slots, slice) and slots.start and slots.stop:
+            slots = slice(slots.start + shift, slots.stop + shift)
+        return right(self, row, slots)
 
-    monkeypatch.setattr(caches, "part_of", off)
+    monkeypatch.setattr(Buffer, "part", off)
     assert not goes_on(at(FULL[0] + 20), FULL[0] + 20)
