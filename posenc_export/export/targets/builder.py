@@ -22,9 +22,8 @@ FLOAT, DOUBLE, INT32, INT64 = (
 )
 MICROSOFT = "com.microsoft"  # domain of ONNX Runtime's own operators
 
-# Emit the nodes of a branch of If, and return its output or outputs.
+# Emits the nodes of a branch of If, and returns its output.
 Branch = Callable[["Builder"], ir.Value]
-Branches = Callable[["Builder"], Tuple[ir.Value, ...]]
 Input = Union[ir.Value, int, Sequence[int], np.ndarray, None]
 
 
@@ -102,26 +101,13 @@ class Builder:
             then, otherwise: emit the nodes of a branch with the builder they get. The output is
                 made by a node of the branch, which may read values of the graph.
         """
-        branches = (lambda inside: (then(inside),)), (lambda inside: (otherwise(inside),))
-        return self.choose_several(condition, *branches, dtype=self.onnx_dtype)[0]
-
-    def choose_several(
-        self,
-        condition: ir.Value,
-        then: Branches,
-        otherwise: Branches,
-        dtype: ir.DataType = ir.DataType.FLOAT,
-    ) -> Tuple[ir.Value, ...]:
-        """As `choose`, for branches with as many outputs of a dtype."""
-        graphs = {}
+        graphs: Any = {}
         for key, emits in {"then": then, "else": otherwise}.items():
             inside = self.empty()
-            outputs = emits(inside)
-            graphs[key] = inside.graph_of(key, [], outputs, dtype)
-        attributes: Any = {f"{key}_branch": part for key, part in graphs.items()}
-        chosen = self.several(len(graphs["then"].outputs), "If", condition, **attributes)
-        for output in chosen:
-            output.type = ir.TensorType(dtype)
+            output = emits(inside)
+            graphs[f"{key}_branch"] = inside.graph_of(key, [], [output], self.onnx_dtype)
+        chosen = self.node("If", condition, **graphs)
+        chosen.type = ir.TensorType(self.onnx_dtype)
         return chosen
 
     def graph_of(
@@ -136,9 +122,9 @@ class Builder:
             output.type = ir.TensorType(dtype)
         return ir.Graph(inputs, outputs, nodes=self.nodes, name=name)
 
-    def named(self, kind: str) -> ir.Value:
+    def named(self) -> ir.Value:
         """Return a new float32 value with a name of its own, as the input of an inner graph."""
-        name, dtype = f"lowered.{kind}_{next(self._names)}", ir.TensorType(ir.DataType.FLOAT)
+        name, dtype = f"lowered.scanned_{next(self._names)}", ir.TensorType(ir.DataType.FLOAT)
         return ir.Value(name=name, type=dtype)
 
     def constant(self, array: Any, dtype: Any = np.int64) -> ir.Value:

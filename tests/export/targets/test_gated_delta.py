@@ -16,10 +16,10 @@ from posenc_export.runtime import load
 from posenc_export.shared.numerics import tolerance, worst_error
 from tests.traces import artefact
 
-HEADS, SIZE, TOKENS = 4, 8, 150  # several chunks of the lowering, of 32 tokens, and a part of one
+HEADS, SIZE, TOKENS = 4, 8, 150
 pytestmark = pytest.mark.xdist_group("gated delta")
 # Logarithms of decays and rates, by kind of input. With equal keys, rates near 2 and no decay, each
-# token undoes what the last one wrote, and powers of the system of a chunk exceed float32.
+# token undoes what the last one wrote.
 HARD: Dict[str, Tuple[float, float]] = {
     "equal tokens, rates of 2": (-60.0, 30.0),
     "equal tokens, rates of 1": (-60.0, 0.0),
