@@ -1,5 +1,7 @@
 """Lowerings of the gated delta rule: its recurrence in a Scan, and ONNX Runtime's own operator."""
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 
@@ -35,7 +37,7 @@ def standard(op: Builder, node: graph.GatedDelta) -> ir.Value:
         if part
     )
     parts = (q, k, op.Transpose(k, perm=[0, 1, 2, 4, 3]), v, op.Exp(decay), *rate)
-    over = {"num_scan_inputs": len(parts), "scan_input_axes": [1] * len(parts)}
+    over: Any = {"num_scan_inputs": len(parts), "scan_input_axes": [1] * len(parts)}
     body = _body(op, len(parts))
     state, y = op.several(2, "Scan", node.state, *parts, body=body, scan_output_axes=[1], **over)
     _keep(node, state)
