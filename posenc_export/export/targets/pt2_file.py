@@ -2,12 +2,12 @@
 
 import io
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Collection, Dict, Tuple
 
 import torch
 
 from posenc_export.export.example_inputs import trace_inputs
-from posenc_export.export.input_writes import refuse_mutation
+from posenc_export.export.input_writes import refuse_mutation, written_by
 from posenc_export.export.manifest_writer import Graph
 from posenc_export.export.signatures import wrap
 from posenc_export.export.targets.torchscript_file import laid_out
@@ -20,7 +20,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.quiet import quiet
 
 FILE_NAME = "model.pt2"
-LINEAR = torch.ops.aten.linear.default
+SIZE, LINEAR = torch.ops.aten.sym_size.int, torch.ops.aten.linear.default
 # A check of a dtype that the program itself determines.
 CHECK = torch.ops.aten._assert_tensor_metadata.default
 # Metadata of nodes; the other keys hold source paths of the exporting machine.
@@ -39,6 +39,7 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Graph:
         node.meta = {key: value for key, value in node.meta.items() if key in KEPT}
         if node.target is CHECK:
             program.graph.erase_node(node)
+    _merge_equal_nodes(program.graph, caches)
     _lay_out_weights(program)
     buffer = io.BytesIO()  # in memory, because libtorch aborts the process when the disk is full
     # Of weights that are not contiguous; each has a storage of its own size.
@@ -69,6 +70,31 @@ def _program(source: Source, manifest: Manifest) -> torch.export.ExportedProgram
         got = "one that loops over the tokens of a call"
         rule = f"export: expected a module with dynamic sizes for target pt2, got {got}"
         raise ValueError(f"{rule}; choose target torchscript or onnx") from error
+
+
+def _merge_equal_nodes(graph: torch.fx.Graph, caches: Collection[Any]) -> None:
+    """Compute once what several layers compute in the same way, such as the table rows of
+    positions.
+
+    caches: names of the inputs that the program writes; they share no memory with other inputs.
+    What depends on memory that is written is not merged.
+    """
+    varying = {node for node in graph.nodes if node.op == "placeholder" and node.name in caches}
+    varying |= {written for node in graph.nodes if (written := written_by(node)) is not None}
+    first: Dict[Tuple[Any, str, str], torch.fx.Node] = {}
+    for node in [node for node in graph.nodes if node.op == "call_function"]:
+        reads = [] if node.target is SIZE else node.all_input_nodes
+        if (
+            torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            or written_by(node)
+            or not varying.isdisjoint([node, *reads])
+        ):
+            varying.add(node)
+            continue
+        equal = first.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
+        if equal is not node:
+            node.replace_all_uses_with(equal)
+            graph.erase_node(node)
 
 
 def _lay_out_weights(program: torch.export.ExportedProgram) -> None:

@@ -1,4 +1,4 @@
-"""Graphs of torch targets: the layout of weights."""
+"""Graphs of torch targets: layout of weights, and operations that layers share."""
 
 from pathlib import Path
 from typing import Any, List, Tuple
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.export import export
+from posenc_export.export.targets.pt2_file import _merge_equal_nodes
 from posenc_export.export.targets.torchscript_file import laid_out
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.graphs.torch_files import read_program
@@ -49,3 +50,32 @@ def test_weights_are_contiguous_along_their_longer_axis_except_a_table_that_is_a
 def test_a_laid_out_weight_keeps_its_values(shape: Tuple[int, int]) -> None:
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     assert torch.equal(laid_out(weight), weight)
+
+
+class Repeats(torch.nn.Module):
+    """Repeats operations on an input, on a cache that it writes between them, and on tensors
+    that it fills differently.
+    """
+
+    def forward(self, x: Tensor, cache: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+        steady = x.sin() + x.sin()
+        before = cache.cos()
+        cache.add_(1)
+        return (
+            steady,
+            before + cache.cos(),
+            torch.zeros_like(x).add_(1) + torch.zeros_like(x).sub_(1),
+        )
+
+
+def test_only_operations_on_memory_that_is_not_written_are_merged() -> None:
+    x, cache = torch.arange(3.0), torch.arange(4.0)
+    program = torch.export.export(Repeats(), (x, cache.clone()))
+    _merge_equal_nodes(program.graph, ["cache"])
+    program.graph_module.recompile()
+    targets = [node.target for node in program.graph.nodes]
+    assert targets.count(torch.ops.aten.sin.default) == 1
+    for result, wanted in zip(
+        program.graph_module.forward(x, cache.clone()), Repeats()(x, cache.clone()), strict=True
+    ):
+        torch.testing.assert_close(result, wanted, rtol=0, atol=0)
