@@ -18,7 +18,7 @@ SHOWN = 3  # names of encodings in a label; further ones are shown as "..."
 
 def model_label(manifest: Manifest) -> str:
     """Return encodings, layers x width and number of parameters, as in "rope 5x128 0.97M"."""
-    config = manifest.config.get("inside", manifest.config)
+    config = manifest.config
     order = config.get("order")
     layers = f"{len(order)}x" if order else f"{config.get('kind', 'model')} "
     count, names = parameters(manifest) / 1e6, "+".join(_encodings(config)) or "nope"
@@ -52,7 +52,7 @@ def artefact_labels(manifests: Sequence[Manifest], paths: Sequence[Path]) -> Lis
 
 
 def _parts(manifest: Manifest) -> List[str]:
-    names = "+".join(_encodings(manifest.config.get("inside", manifest.config)))
+    names = "+".join(_encodings(manifest.config))
     weights = manifest.weights.format if manifest.weights else ""
     dtype = manifest.dtype if manifest.dtype != "float32" else ""
     cache = f"cache-{manifest.cache}" if manifest.cache else ""

@@ -13,6 +13,7 @@ from posenc_export.encodings.shared.combined import overrides
 from posenc_export.models.layer import Mask
 from posenc_export.models.parts import build as build_part
 from posenc_export.models.randomness import drawn_from
+from posenc_export.ops import TokenPlaces
 from posenc_export.shared.numerics import tolerance
 
 TOKENS, SIDE = 64, 91
@@ -59,7 +60,7 @@ def respond(encoding: PositionEncoding, places: Tensor, causal: bool) -> Respons
     q, k = numbers.expand(-1, -1, count, -1, -1)
     q, k = encoding.rotate(q, k, coordinates)  # [1,S,H,D]
     sees = Mask(build_part("sees", {"name": "causal" if causal else "both"}), encoding)
-    mask = sees(positions, coordinates, positions, q)
+    mask = sees(TokenPlaces(positions, coordinates, positions, positions), q)
     if overrides(encoding, "rescore"):
         scores = _by_content(encoding, embedded, q, k, mask, positions)  # [1,H,S,S]
     else:

@@ -62,8 +62,7 @@ def _readout(model: Union[Stack, ReadModule], width: int) -> List[Value]:
     readout = model.config.readout if isinstance(model, ReadModule) else None
     if readout is None:
         return []
-    axes = (B, *(() if readout.pooling else (S,)), readout.size)
-    return [Value(readout.output, dtype_of(model), axes)]
+    return [Value(readout.output, dtype_of(model), (B, readout.size))]
 
 
 def encoder_of(model: Model) -> List[Value]:

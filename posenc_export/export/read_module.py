@@ -374,9 +374,9 @@ def read_out(made: ReadModule, config: ReadoutConfig, after: Optional[torch.nn.M
         after: what follows the pooling, a module of [B,S,E] that acts on each token, or None.
     """
     if after is not None:
-        example = _random(0, LENGTH, made.outputs * max(len(config.pooling), 1))
+        example = _random(0, LENGTH, made.outputs)
         after = as_model(after, ReadAs(example, LENGTH, causal=False))
-    made.readout = Readout([POOLINGS[name]() for name in config.pooling], after)
+    made.readout = Readout(POOLINGS[config.pooling](), after)
     made.config = msgspec.structs.replace(made.config, readout=config)
 
 

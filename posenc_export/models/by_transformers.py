@@ -406,7 +406,7 @@ def _published(kind: Kind, model: Any, part: Optional[str]) -> Published:
     labels = labels_of(kind.config, kind.task)
     if scores is not None:
         published.after, pooling = scores
-        published.readout = ReadoutConfig(output="logits", pooling=(pooling,), size=len(labels))
+        published.readout = ReadoutConfig(output="logits", pooling=pooling, size=len(labels))
     published.labels = labels if published.head or scores else ()
     return published.eval()
 

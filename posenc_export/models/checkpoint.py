@@ -20,8 +20,6 @@ from posenc_export.shared.suggestion import download
 # Names of weight files, in the order in which transformers looks for them.
 WHOLE = ("model.safetensors", "pytorch_model.bin")
 SHARDED = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-# TensorFlow's name endings, in early checkpoints of BERT, RoFormer and others, to current ones.
-OLD_ENDINGS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 TOKENIZER = "tokenizer.json"  # the file name of the tokenizers library
 GENERATION = "generation_config.json"
 # Files that accompany tokenizer.json: special tokens, chat template, generation.
@@ -77,7 +75,7 @@ class Checkpoint:
 
     def _add(self, file: Any, listed: List[str]) -> None:
         names = file.names()
-        added = {_current(name): (file, name) for name in names}
+        added = {name: (file, name) for name in names}
         missing = sorted(set(listed) - set(names))
         repeated = sorted(set(added) & set(self._sources))
         if missing:
@@ -211,12 +209,6 @@ def _sharded(folder: Path, index: str) -> Dict[Path, List[str]]:
 
 def _json(path: Path) -> Dict[str, Any]:
     return object_of(path.name, content(path))
-
-
-def _current(name: str) -> str:
-    """Return the name with a TensorFlow ending replaced by the current one."""
-    old = next((ending for ending in OLD_ENDINGS if name.endswith(ending)), None)
-    return name if old is None else name.removesuffix(old) + OLD_ENDINGS[old]
 
 
 def _some(names: List[str]) -> str:

@@ -99,13 +99,13 @@ class ReadoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     Args:
         output: name of the output.
         size: number N of its entries.
-        pooling: poolings of parts/readout.py, concatenated; empty for an output for each token.
+        pooling: one of parts/readout.py.
         layers: what follows the pooling, by the names of sentence-transformers.
     """
 
     output: str
     size: int
-    pooling: Tuple[str, ...] = ()
+    pooling: str
     layers: Tuple[str, ...] = ()
 
 

@@ -39,15 +39,8 @@ MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 # Names of the file with the maximal length, in the order in which the library looks for them.
 KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 LENGTHS = [f"sentence_{name}_config.json" for name in KINDS]
-# Our names of poolings by the library's current and older keys, in the order of concatenation.
-POOLINGS = {
-    "cls": "cls",
-    "max": "max",
-    "mean": "mean",
-    "mean_sqrt_len_tokens": "mean_sqrt_length",
-    "weightedmean": "weighted_mean",
-    "lasttoken": "last",
-}
+POOLINGS = {"cls": "cls", "mean": "mean", "lasttoken": "last"}  # our names of poolings
+# The library's names of poolings by older keys.
 OLDER = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -182,7 +175,7 @@ class Normalize(torch.nn.Module):
 class Sentences:
     """What a sentence-transformers folder adds to its encoder."""
 
-    pooling: Tuple[str, ...]
+    pooling: str
     layers: List[torch.nn.Module]  # after the pooling
     text: TextSettings
     files: Mapping[str, bytes]  # files to copy, by name
@@ -233,7 +226,7 @@ def attach(model: Published, sentences: Sentences) -> None:
     """Add the readout to its model, and let the tokenizer cut text to the maximal length.
     ValueError: dense layers do not fit the width.
     """
-    size, layers = model.width * len(sentences.pooling), sentences.layers
+    size, layers = model.width, sentences.layers
     for layer in layers:
         if isinstance(layer, Dense) and layer.linear.in_features != size:
             got = f"one for {layer.linear.in_features}"
@@ -335,21 +328,20 @@ def _modules(folder: Path) -> List[Tuple[str, Path]]:
     return modules
 
 
-def _pooling(place: Path) -> Tuple[str, ...]:
+def _pooling(place: Path) -> str:
     config = _json(place / "config.json")
     mode = typed(WHERE, "Pooling", config, Pooling, AGAIN).pooling_mode
     if mode is None:
         mode = [key for name, key in OLDER.items() if config.get(name)] or ["mean"]
-    names: Sequence[str] = [mode] if isinstance(mode, str) else mode
-    for name in names:
-        if name not in POOLINGS:
-            rule = f"pooling_mode to be one of {', '.join(POOLINGS)}"
-            raise refusal(WHERE, rule, repr(name), suggestion(name, POOLINGS))
+    name = ", ".join([mode] if isinstance(mode, str) else mode)
+    if name not in POOLINGS:
+        rule = f"pooling_mode to be one of {', '.join(POOLINGS)}"
+        raise refusal(WHERE, rule, repr(name), suggestion(name, POOLINGS))
     _check_keys("Pooling", config, POOLING_KEYS)
     if config.get("include_prompt") is False:
         got = "include_prompt false, which leaves out a prompt"
         raise refusal(WHERE, "pooling of all tokens", got, "set it to true")
-    return tuple(POOLINGS[name] for name in names)
+    return POOLINGS[name]
 
 
 def _dense(place: Path) -> Dense:

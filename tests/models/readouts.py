@@ -1,7 +1,6 @@
 """Encoders with a second output, tiny and with random weights."""
 
 import functools
-from typing import Any, Dict, Optional
 
 import torch
 from torch import Tensor
@@ -11,12 +10,6 @@ from posenc_export.export.read_module import ReadModule, as_model, read_out
 from posenc_export.models.config import ReadoutConfig
 
 IDS, WIDTH, POSITIONS = 61, 48, 64
-AFTER: Dict[str, Any] = {
-    "tanh": lambda width: torch.nn.Sequential(torch.nn.Linear(width, 7), torch.nn.Tanh()),
-    "labels": lambda width: torch.nn.Sequential(
-        torch.nn.LayerNorm(width), torch.nn.Linear(width, 3)
-    ),
-}
 
 
 class Encoder(torch.nn.Module):
@@ -35,22 +28,21 @@ class Encoder(torch.nn.Module):
         return self.layers(self.tokens(ids) + self.places(torch.arange(ids.size(1))))
 
 
-def encoder(*pooling: str, after: Optional[str] = None) -> ReadModule:
-    """Return an encoder, with a second output if there is a pooling or something after it: for each
-    token `logits`, else `sentence_embedding`.
+def encoder(pooling: str = "", after: bool = False) -> ReadModule:
+    """Return an encoder, with the second output sentence_embedding if there is a pooling. after:
+    whether a layer to 7 numbers follows it.
     """
     model = as_model(Encoder().eval(), ReadAs(max_positions=POSITIONS, causal=False))
     assert isinstance(model, ReadModule)
-    width = WIDTH * max(len(pooling), 1)
-    head = None if after is None else AFTER[after](width).eval()
-    if pooling or head is not None:
-        size = width if after is None else head[-2 if after == "tanh" else -1].out_features
-        output = "sentence_embedding" if pooling else "logits"
-        read_out(model, ReadoutConfig(output=output, size=size, pooling=pooling), head)
+    head = torch.nn.Sequential(torch.nn.Linear(WIDTH, 7), torch.nn.Tanh()).eval()
+    if pooling:
+        size = 7 if after else WIDTH
+        config = ReadoutConfig(output="sentence_embedding", size=size, pooling=pooling)
+        read_out(model, config, head if after else None)
     return model
 
 
 @functools.lru_cache(maxsize=None)
-def sources(*pooling: str, after: Optional[str] = None) -> Sources:
+def sources(pooling: str = "", after: bool = False) -> Sources:
     """Return the sources of `encoder`; tests must not modify it."""
-    return Sources(encoder(*pooling, after=after))
+    return Sources(encoder(pooling, after))

@@ -17,7 +17,7 @@ from posenc_export.commands.cli import main
 from posenc_export.models import task_heads
 from posenc_export.models.by_transformers import Published, without_code
 from posenc_export.models.checkpoint import Checkpoint
-from posenc_export.models.parts.readout import Largest
+from posenc_export.models.parts.readout import First
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.models.replaced_layers import Chosen
 from posenc_export.models.tensor_files import SafetensorsFile
@@ -316,7 +316,7 @@ def test_a_head_of_a_decoder_that_reads_more_than_one_vector_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _saved("nemotron", tmp_path, "SequenceClassification")
-    monkeypatch.setattr(task_heads, "POOLINGS", {name: Largest for name in task_heads.POOLINGS})
+    monkeypatch.setattr(task_heads, "POOLINGS", {name: First for name in task_heads.POOLINGS})
     assert _refusal(tmp_path).endswith("give --no-head, or head=False, for hidden states")
     assert not from_pretrained(tmp_path, head=False).head
 

@@ -4,7 +4,7 @@
 Poolings see the tokens of a row wherever its padding is. They compute in float32.
 """
 
-from typing import Any, List, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,39 +24,6 @@ class Mean(torch.nn.Module):
     def exact(self, x: np.ndarray) -> np.ndarray:
         """x [n,E] to [E], float64."""
         return np.asarray(x.mean(0))
-
-
-class MeanSqrtLength(torch.nn.Module):
-    """Sum of the tokens over the root of their number, sum_t x_t / sqrt(n)."""
-
-    def forward(self, x: Tensor, counted: Tensor) -> Tensor:
-        inside = counted.gt(0).unsqueeze(2)
-        return x.masked_fill(~inside, 0.0).sum(1) / inside.sum(1).clamp(min=1).float().sqrt()
-
-    def exact(self, x: np.ndarray) -> np.ndarray:
-        return np.asarray(x.sum(0) / np.sqrt(len(x)))
-
-
-class WeightedMean(torch.nn.Module):
-    """sum_t t x_t / sum_t t with t = 1 .. n (Muennighoff 2022, SGPT)."""
-
-    def forward(self, x: Tensor, counted: Tensor) -> Tensor:
-        weights = counted.unsqueeze(2).float()
-        total = (x.masked_fill(weights.eq(0.0), 0.0) * weights).sum(1)
-        return total / weights.sum(1).clamp(min=1.0)
-
-    def exact(self, x: np.ndarray) -> np.ndarray:
-        return np.average(x, 0, np.arange(1, len(x) + 1))
-
-
-class Largest(torch.nn.Module):
-    """Largest value of each number over the tokens."""
-
-    def forward(self, x: Tensor, counted: Tensor) -> Tensor:
-        return x.masked_fill(counted.eq(0).unsqueeze(2), float("-inf")).amax(1)
-
-    def exact(self, x: np.ndarray) -> np.ndarray:
-        return np.asarray(x.max(0))
 
 
 class First(torch.nn.Module):
@@ -81,56 +48,39 @@ class Last(torch.nn.Module):
 
 
 class Readout(torch.nn.Module):
-    """A second output, computed from hidden states: poolings, whose results are concatenated, then
-    what follows them. Without a pooling there is an output for each token.
+    """A second output, computed from hidden states: a pooling, then what follows it.
 
     Args:
-        pooling: poolings, or none.
+        pooling: one of POOLINGS.
         after: a model without caches that was read, [B,S,E] to [B,S,N]; None for pooling alone.
     """
 
-    def __init__(self, pooling: Sequence[torch.nn.Module], after: Any = None) -> None:
+    def __init__(self, pooling: Any, after: Any = None) -> None:
         super().__init__()
-        self.pooled, self.pooling = len(pooling) > 0, torch.nn.ModuleList(pooling)
-        self.after = after
+        self.pooling, self.after = pooling, after
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x [B,S,E], positions [B,S] with -1 at padding, to [B,N], or [B,S,N] without pooling."""
-        if self.pooled:
-            inside = positions.ge(0)
-            counted = inside.long().cumsum(1).masked_fill(~inside, 0)
-            wide = x.float()
-            reduced: List[Tensor] = []
-            for pool in self.pooling:
-                reduced.append(pool(wide, counted))
-            x, positions = torch.cat(reduced, 1).to(x.dtype).unsqueeze(1), positions[:, :1]
+        """x [B,S,E], positions [B,S] with -1 at padding, to [B,N]."""
+        inside = positions.ge(0)
+        counted = inside.long().cumsum(1).masked_fill(~inside, 0)
+        x = self.pooling(x.float(), counted).to(x.dtype)
         if self.after is not None:
-            places = TokenPlaces(positions, positions, positions, positions[:, 0])
-            x, _ = self.after(x, places, [])
-        return x.squeeze(1) if self.pooled else x
+            first = positions[:, :1]
+            places = TokenPlaces(first, first, first, first[:, 0])
+            x = self.after(x.unsqueeze(1), places, [])[0].squeeze(1)
+        return x
 
     @torch.jit.unused
     def in_dtype(self, dtype: torch.dtype) -> "Readout":
         """Return the readout for hidden states in a dtype."""
         after = None if self.after is None else self.after.in_dtype(dtype)
-        return Readout([*self.pooling], after)
+        return Readout(self.pooling, after)
 
     @torch.jit.unused
     def exact(self, x: np.ndarray) -> np.ndarray:
-        """Compute the hidden states of a row [n,E] to [N], or [n,N] without pooling, float64."""
-        if self.pooled:
-            pooled: List[Any] = list(self.pooling)
-            x = np.concatenate([pool.exact(x) for pool in pooled])[None]
-        if self.after is not None:
-            x = self.after.exact(x, range(len(x)), ())
-        return x[0] if self.pooled else x
+        """Compute the hidden states of a row [n,E] to [N], float64."""
+        pooled = np.asarray(self.pooling.exact(x))
+        return pooled if self.after is None else self.after.exact(pooled[None], range(1), ())[0]
 
 
-POOLINGS = {
-    "mean": Mean,
-    "mean_sqrt_length": MeanSqrtLength,
-    "weighted_mean": WeightedMean,
-    "max": Largest,
-    "cls": First,
-    "last": Last,
-}
+POOLINGS = {"mean": Mean, "cls": First, "last": Last}

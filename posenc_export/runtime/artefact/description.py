@@ -19,7 +19,7 @@ def lines(config: Mapping[str, Any]) -> List[Line]:
 
 
 def _model(values: Dict[str, Any]) -> Iterator[Line]:
-    inside, kinds = (mapping(values.pop(key, None)) for key in ("inside", "layers"))
+    kinds = mapping(values.pop("layers", None))
     order = [*map(str, sequence(values.pop("order", None)))]
     yield from _parts({key: values.pop(key) for key in BEFORE if key in values})
     for name in dict.fromkeys(order):
@@ -27,7 +27,6 @@ def _model(values: Dict[str, Any]) -> Iterator[Line]:
         for title, text in _parts(mapping(kinds.get(name))):
             yield f"  {title}", text
     yield from _parts(values)
-    yield from _model(inside) if inside else ()
 
 
 def _parts(values: Mapping[str, Any]) -> Iterator[Line]:

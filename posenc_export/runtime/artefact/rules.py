@@ -152,11 +152,10 @@ def _check_readout(manifest: Manifest) -> None:
     rule = "a second output exactly for a model without caches, with config.readout"
     expect(described == (count == 2), rule, f"{count} outputs")
     for value in manifest.outputs[1:]:
-        tokens: Tuple[Axis, ...] = () if readout.get("pooling") else (S,)
         name, dtype = readout.get("output"), manifest.dtype
         facts = (value.name, value.dtype, value.axes[:-1], type(value.axes[-1]))
-        rule = f"outputs[1] to be {short(name)} {dtype} {[B, *tokens, 'size']} as in config.readout"
-        expect(facts == (name, dtype, (B, *tokens), int), rule, line(value))
+        rule = f"outputs[1] to be {short(name)} {dtype} {[B, 'size']} as in config.readout"
+        expect(facts == (name, dtype, (B,), int), rule, line(value))
 
 
 def _check_inputs(manifest: Manifest) -> None:

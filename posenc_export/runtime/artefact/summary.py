@@ -69,10 +69,7 @@ def _loss(quality: records.Quality) -> str:
 def _encodings(config: Dict[str, Any]) -> List[str]:
     """Return the encodings as `posenc export --encoding` takes them, and where each is applied."""
     if config.get("kind") == "module":
-        inside = mapping(config.get("inside"))
-        if not inside:
-            return ["in the module's own code"]
-        return _encodings(inside) if inside.get("kind") != "module" else []
+        return ["in the module's own code"]
     if config.get("kind") == "block":
         inner = mapping(config.get("attention")).get("encodings")
         return [spec_text(spec) for spec in (*sequence(config.get("encodings")), *sequence(inner))]
@@ -96,18 +93,18 @@ def spec_text(spec: Any) -> str:
 
 
 def _sizes(manifest: schema.Manifest) -> Dict[str, Any]:
-    """Sizes of a model by name: heads of its first layer; of a module, those inside it."""
-    own, tokens = manifest.kind == "module", mapping(manifest.config.get("tokens"))
-    config = mapping(manifest.config.get("inside")) if own else manifest.config
+    """Sizes of a model by name; heads are those of its first layer."""
+    config, own = manifest.config, manifest.kind == "module"
+    tokens = mapping(config.get("tokens"))
     layers, order = mapping(config.get("layers")), sequence(config.get("order"))
     first = mapping(layers.get(str(order[0]) if order else ""))
     attention = mapping(config.get("attention")) or mapping(first.get("attention"))
-    caches = [mapping(cache).get("layer") for cache in sequence(manifest.config.get("caches"))]
+    caches = [mapping(cache).get("layer") for cache in sequence(config.get("caches"))]
     sizes = {
         "layers": len(order) or len(set(map(str, caches))) or None,
-        "width": config.get("width", manifest.config.get("width")),
+        "width": config.get("width"),
         **{key.replace("_", " "): attention.get(key) for key in ("heads", "kv_heads", "head_size")},
         "vocabulary": tokens.get("vocabulary") if manifest.kind != "block" else None,
-        "outputs": manifest.config.get("outputs") if own else None,
+        "outputs": config.get("outputs") if own else None,
     }
     return {name: size for name, size in sizes.items() if type(size) is int and size}

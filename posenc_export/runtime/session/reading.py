@@ -227,20 +227,13 @@ class Reading:
             raise GraphError(error) from None
 
     def read_out(self, rows: Rows, prompt: Prompt) -> np.ndarray:
-        """Feed whole rows, and return the second output [B,N], or [B,S,N] with zeros at padding."""
+        """Feed whole rows, and return the second output [B,N]."""
         value, tokens = self.manifest.outputs[1], self.with_coordinates(rows, prompt.tokens)
         (run,) = self.runs(rows, tokens)
-        pooled, (count, new) = len(value.axes) == 2, run.x.shape[:2]
-        result = np.empty((count, *([] if pooled else [new]), value.axes[-1]), value.dtype)  # type: ignore[arg-type]
-        self._run_once(
-            self.fill(rows, run), rows.caches.state_memory(run.rows, 0, new, 0), result, 1
-        )
-        if pooled:
-            return result
-        outputs = prompt.outputs(value)
-        for row, tokens_of_row in enumerate(prompt.tokens.counts.tolist()):
-            outputs[row, :tokens_of_row] = result[row, :tokens_of_row]
-        return prompt.in_columns(outputs)
+        result = np.empty((run.x.shape[0], value.axes[-1]), value.dtype)  # type: ignore[arg-type]
+        states = rows.caches.state_memory(run.rows, 0, run.x.shape[1], 0)
+        self._run_once(self.fill(rows, run), states, result, 1)
+        return result
 
     def bind(self, rows: Rows, new: int) -> "Binding":
         """Return a binding for `new` tokens of every row. It is made once for inputs of the same

@@ -178,7 +178,7 @@ class Session:
         token_types: Optional[np.ndarray] = None,
     ) -> np.ndarray:
         """Read whole rows and return the second output of a model, such as sentence_embedding
-        [B,N]; [B,S,N] with zeros at padding if each token has one.
+        [B,N].
 
         Args: as for `prefill`. The hidden states are not returned.
 

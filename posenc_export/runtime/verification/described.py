@@ -34,13 +34,12 @@ class _Attention(TypedDict):
 
 def is_read(manifest: Manifest) -> bool:
     """Return whether an artefact is of a module that was read as it is, which describes nothing."""
-    return manifest.kind == "module" and "inside" not in manifest.config
+    return manifest.kind == "module"
 
 
 def attentions(manifest: Manifest) -> List[Described]:
     """Return the description of each layer's attention. Raise ValueError for another config."""
     config = _mapping(manifest.config)
-    config = _mapping(config.get("inside", config))
     if "attention" in config:
         return [_convert(config["attention"], _Attention)]
     layers = _convert(config.get("layers", {}), Dict[str, Dict[str, Any]])
@@ -53,7 +52,6 @@ def attentions(manifest: Manifest) -> List[Described]:
 def encodings(manifest: Manifest) -> List[Described]:
     """Return all encodings, those of tokens first. Raise ValueError for another config."""
     config = _mapping(manifest.config)
-    config = _mapping(config.get("inside", config))
     tokens = _mapping(config.get("tokens", {})).get("encodings", []) or config.get("encodings", [])
     parts = [*_convert(tokens, List[_Encoding])]
     parts += (part for attention in attentions(manifest) for part in attention["encodings"])

@@ -203,12 +203,8 @@ def read_out_at_once(session: Session, case: Case) -> Pairs:
 def read_out_of_padded(session: Session, case: Case) -> Pairs:
     """As `padded_around`, with the second output."""
     assert case.readout is not None
-    length = case.tokens.shape[1]
     padded, mask = _behind_padding(case.tokens)
-    result = session.read_out(padded, case.start, mask)
-    for row, expected in enumerate(case.readout):
-        pooled = expected.ndim == 1  # one result for a row, otherwise one for each token
-        yield result[row] if pooled else result[row, row + 1 : row + 1 + length], expected
+    yield session.read_out(padded, case.start, mask), case.readout
 
 
 class RowCursors:
@@ -283,8 +279,7 @@ def read_out_of_ragged(session: Session, case: Case) -> Pairs:
     rows = _shortened(case)
     together = session.read_out(rows, case.start)
     for row, tokens in enumerate(rows):
-        alone = session.read_out(tokens[None], case.start)[0]
-        yield together[row] if alone.ndim == 1 else together[row, : len(tokens)], alone
+        yield together[row], session.read_out(tokens[None], case.start)[0]
 
 
 def _shortened(case: Case) -> Sequence[np.ndarray]:

@@ -442,7 +442,6 @@ def test_a_mask_of_a_layer_that_declares_nothing_is_a_failure(tmp_path: Path) ->
         {"attention": "both"},
         {"order": ["global"], "layers": {}},
         {"order": 3},
-        {"inside": []},
         {"encodings": "rope"},
         {"tokens": {"encodings": [{}]}},
     ],
