@@ -3,7 +3,7 @@ oracles.
 """
 
 import copy
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,28 +16,16 @@ from posenc_export.shared.numerics import tolerance, worst_error
 GEOMETRY = encodings.Geometry(width=8, heads=4, head_size=8, max_positions=16, kv_heads=2)
 PLACES, STEP = [0, 1, 2, 5, 9, -1], 1e-4  # -1 is padding, whose result is ignored
 VALID = len(PLACES) - 1
-SPECS: Dict[str, Dict[str, Any]] = {
-    **{
-        name: {"name": name}
-        for name in tuple(
-            "learned learned_2d boxes hierarchical multiplicative recurrent floater rope_2d".split()
-        )
-    },
-    "rope_2d of three axes": {"name": "rope_2d", "axes": 3, "rotary": 4},
-    "rope_trained": {"name": "rope_trained"},
-    "rope_trained, interleaved part": {
-        "name": "rope_trained",
-        "layout": "interleaved",
-        "rotary": 4,
-    },
-    "rope_trained by its base": {"name": "rope_trained", "trains": "theta", "theta": 100.0},
-    "floater-fine": {"name": "floater", "substeps": 2},
-}
+SPECS = """
+    learned learned_2d boxes hierarchical multiplicative recurrent floater floater:substeps=2
+    rope_2d rope_2d:axes=3,rotary=4 rope_trained rope_trained:layout=interleaved,rotary=4
+    rope_trained:trains=theta,theta=100
+""".split()
 
 
-def _built(spec: Dict[str, Any]) -> Any:
+def _built(spec: str) -> Any:
     torch.manual_seed(0)
-    return encodings.build(spec, GEOMETRY).train()
+    return encodings.build(encodings.parse(spec), GEOMETRY).train()
 
 
 def _on_tokens(encoding: PositionEncoding) -> bool:
@@ -69,9 +57,9 @@ def _exact(encoding: Any, factors: np.ndarray) -> float:
     return float((rows * factors[:VALID]).sum())
 
 
-@pytest.mark.parametrize("case", SPECS)
-def test_gradients_match_finite_differences_of_the_oracle(case: str) -> None:
-    encoding, factors = _built(SPECS[case]), torch.randn(len(PLACES), 8)
+@pytest.mark.parametrize("spec", SPECS)
+def test_gradients_match_finite_differences_of_the_oracle(spec: str) -> None:
+    encoding, factors = _built(spec), torch.randn(len(PLACES), 8)
     _loss(encoding, factors).backward()
     for name, parameter in encoding.named_parameters():
         along = torch.randn(parameter.shape, dtype=torch.float64)
@@ -87,15 +75,11 @@ def test_gradients_match_finite_differences_of_the_oracle(case: str) -> None:
         ) <= tolerance("float32", 1, 4096), name
 
 
-TRAINED = {
-    name: SPECS[name]
-    for name in ("recurrent", "floater", "rope_trained", "rope_trained by its base")
-}
-
-
-@pytest.mark.parametrize("case", TRAINED)
-def test_the_next_call_and_eval_mode_use_trained_weights(case: str) -> None:
-    encoding, factors = _built(TRAINED[case]), torch.ones(len(PLACES), 8)
+@pytest.mark.parametrize(
+    "spec", ["recurrent", "floater", "rope_trained", "rope_trained:trains=theta,theta=100"]
+)
+def test_the_next_call_and_eval_mode_use_trained_weights(spec: str) -> None:
+    encoding, factors = _built(spec), torch.ones(len(PLACES), 8)
     optimiser = torch.optim.SGD(encoding.parameters(), lr=0.01)
     before = _exact(encoding, np.ones((len(PLACES), 8)))
     for _ in range(3):
@@ -115,7 +99,6 @@ def test_trained_frequencies_are_initialised_as_in_rope(trains: str) -> None:
     x, places = torch.randn(1, len(PLACES), 4, 8), torch.tensor([PLACES])
     expected = encodings.build({"name": "rope"}, GEOMETRY).rotate(x, x, places)[0]
     for mode in (True, False):
-        result = (
-            _built({"name": "rope_trained", "trains": trains}).train(mode).rotate(x, x, places)[0]
-        )
+        encoding = _built(f"rope_trained:trains={trains}").train(mode)
+        result = encoding.rotate(x, x, places)[0]
         assert worst_error(result.detach().numpy(), expected.numpy()) <= tolerance("float32", 1, 1)

@@ -111,17 +111,12 @@ def test_a_sinusoid_shifted_by_k_is_a_linear_map_of_the_sinusoid() -> None:
     @given(st.integers(0, REACH // 2), st.integers(1, 2000))
     def law(position: int, k: int) -> None:
         frequencies = 10000.0 ** (-np.arange(16) / 16)
-        shift = np.zeros((32, 32))
-        for n, w in enumerate(frequencies):
-            shift[2 * n : 2 * n + 2, 2 * n : 2 * n + 2] = [
-                [np.cos(k * w), np.sin(k * w)],
-                [-np.sin(k * w), np.cos(k * w)],
-            ]
-        rows = (
-            encoding.embed(torch.zeros(1, 2, 32), torch.tensor([[position, position + k]]))[0]
-            .double()
-            .numpy()
-        )
+        turns = [
+            [[np.cos(k * w), np.sin(k * w)], [-np.sin(k * w), np.cos(k * w)]] for w in frequencies
+        ]
+        shift = torch.block_diag(*map(torch.tensor, turns)).numpy()
+        places = torch.tensor([[position, position + k]])
+        rows = encoding.embed(torch.zeros(1, 2, 32), places)[0].double().numpy()
         assert np.abs(shift @ rows[0] - rows[1]).max() <= 4 * 2.0**-24 * 2
 
     law()
@@ -139,10 +134,8 @@ def test_a_floater_whose_field_rotates_pairs_is_the_sinusoid() -> None:
         for part in floater.parameters():
             part.zero_()
         floater.first[1::2] = 1.0
-        floater.inner.weight[:, :-1], floater.outer.weight[:] = (
-            near * torch.eye(8),
-            turning / near,
-        )  # tanh(x) is x for small x
+        # tanh(x) is x for small x.
+        floater.inner.weight[:, :-1], floater.outer.weight[:] = near * torch.eye(8), turning / near
     floater.prepare()
     x, places = torch.zeros(1, 200, 8), torch.arange(200)[None]
     expected = encodings.build({"name": "sinusoidal"}, geometry).embed(x, places)
@@ -167,9 +160,8 @@ def _mixed(variant: str, order: torch.Tensor) -> torch.Tensor:
         torch.zeros((1, s.sizes[0], 0, s.sizes[1]) if s.grows else (1, *s.sizes)) for s in carried
     ]
     with torch.no_grad():
-        return model(x, places, coordinates, places, torch.zeros(1, dtype=torch.int64), states)[0][
-            0, -1
-        ]  # type: ignore[no-any-return]
+        y, _ = model(x, places, coordinates, places, torch.zeros(1, dtype=torch.int64), states)
+    return y[0, -1]  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("name", [name for name in encodings.REGISTRY if name != "complex_order"])

@@ -19,11 +19,7 @@ BOUND = tolerance("float32", 1, 1)
 POSITIONS = [0, 1, 2, 255, 1000, FAR - 1]
 
 
-# floater-fine differs from floater in the steps of its solver, and takes twice as long.
-SLOW = {"floater-fine": [pytest.mark.exhaustive]}
-
-
-@pytest.mark.parametrize("variant", [pytest.param(v, marks=SLOW.get(v, ())) for v in VARIANTS])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_hooks_match_the_oracle_on_both_kinds_of_attention_and_on_grids(variant: str) -> None:
     cls = encodings.REGISTRY[VARIANTS[variant]["name"]]
     hooks = {"embed": ("embed", "embed_next"), "rotate": ("rotate",), "bias": ("bias",)}
@@ -80,15 +76,9 @@ def test_complex_words_with_shared_frequencies_equal_words_with_the_same_frequen
         for f in ("own", frequencies)
     )
     x = torch.randn(1, 3, whole.token_width(24))
-    frequency = (
-        shared.get_parameter("frequency.value").float()
-        if frequencies == "words"
-        else x[..., 12:13].clone()
-    )
-    x[..., 12:24] = frequency
-    narrow = torch.cat(
-        (x[..., :12], x[..., 12:13][..., : frequencies == "dimensions"], x[..., 24:]), dim=-1
-    )
+    own = frequencies == "dimensions"  # a column of the token table
+    x[..., 12:24] = x[..., 12:13] if own else shared.get_parameter("frequency.value")
+    narrow = torch.cat((x[..., :12], x[..., 12 : 12 + own], x[..., 24:]), dim=-1)
     places = torch.tensor([[1, 999, FAR - 1]])
     assert torch.equal(shared.embed(narrow, places), whole.embed(x, places))
 
@@ -186,16 +176,11 @@ def test_bad_specifications_are_refused_by_rule_and_value(spec: str, message: st
 
 
 NUMBERS = [
-    (name, key, float)
+    (name, key, kind)
     for name in encodings.REGISTRY
-    for key, p in encodings.parameters(name).items()
-    if "float" in str(p.annotation)
-]
-WHOLE = [
-    (name, key, int)
-    for name in encodings.REGISTRY
-    for key, p in encodings.parameters(name).items()
-    if registry.kind_of(p) is int
+    for key, parameter in encodings.parameters(name).items()
+    for kind in [float if "float" in str(parameter.annotation) else registry.kind_of(parameter)]
+    if kind in (float, int)
 ]
 NONE = {
     float: (float("nan"), float("inf"), -float("inf"), 1e39, 10**400, "2", True),
@@ -203,7 +188,7 @@ NONE = {
 }
 
 
-@pytest.mark.parametrize(("name", "key", "kind"), NUMBERS + WHOLE)
+@pytest.mark.parametrize(("name", "key", "kind"), NUMBERS)
 def test_a_parameter_that_is_not_a_number_is_refused_by_name(
     name: str, key: str, kind: type
 ) -> None:
