@@ -44,11 +44,8 @@ def place_of(name: str) -> str:
 
 def source_of(name: str) -> str:
     """Title and source: the first paragraph of the module's docstring."""
-    return _first_paragraph(inspect.getmodule(registry.KNOWN[name])) or "-"
-
-
-def _first_paragraph(module: object) -> str:
-    return " ".join((inspect.getdoc(module) or "").partition("\n\n")[0].split())
+    described = inspect.getdoc(inspect.getmodule(registry.KNOWN[name])) or ""
+    return " ".join(described.partition("\n\n")[0].split()) or "-"
 
 
 def encodings() -> List[Dict[str, str]]:

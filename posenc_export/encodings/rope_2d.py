@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Exact, Geometry, Oracle, PositionEncoding
-from posenc_export.encodings.shared.rotary import Layout, Place, multiply_pairs, rotary_size
+from posenc_export.encodings.shared.base import Exact, Geometry, Oracle
+from posenc_export.encodings.shared.rotary import Layout, Place, Rotation, multiply_pairs
 from posenc_export.shared.refusal import refusal
 
 
-class RoPE2D(PositionEncoding):
+class RoPE2D(Rotation):
     """Pair k of head h is rotated by row a_hk + column b_hk, or by time c_hk + row a_hk + column
     b_hk with three axes; a, b, c trained.
 
@@ -36,7 +36,6 @@ class RoPE2D(PositionEncoding):
 
     axes = 2
     shared = False
-    above = {"theta": 0}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], coordinates [axes,B,S] int64 to the same shapes and dtypes."""
@@ -60,15 +59,14 @@ class RoPE2D(PositionEncoding):
         rotary: Optional[int] = None,
         axes: int = 2,
     ) -> None:
-        super().__init__()
-        size = rotary_size(self, geometry, rotary)
+        super().__init__(geometry, layout, rotary)
         if axes not in (2, 3):
             rule = "axes to be 2 or 3"
             raise refusal("rope_2d", rule, axes, "set axes=2 for images, axes=3 for videos")
         directions = _directions(geometry.kv_heads or geometry.heads, axes)
-        self.along = Exact(theta ** (-torch.arange(0, size, 2) / size) * directions)
-        self.interleaved = layout == "interleaved"
-        self.axes, self.size = axes, size
+        lengths = theta ** (-torch.arange(0, self.size, 2) / self.size)
+        self.along = Exact(lengths * directions)
+        self.axes = axes
 
 
 def _directions(heads: int, axes: int) -> Tensor:

@@ -2,15 +2,15 @@
 2.2).
 """
 
-import math
-from typing import Mapping, Tuple
+from typing import Any, Mapping, Tuple
 
 import numpy as np
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
-from posenc_export.encodings.shared.rotary import Layout, multiply_pairs, rotary_size, waves_of
+from posenc_export.encodings.shared.base import Geometry, Table
+from posenc_export.encodings.shared.oracles import Rows
+from posenc_export.encodings.shared.rotary import Layout, Rotation, RotationOracle, multiply_pairs
 from posenc_export.shared.refusal import refusal
 
 # Exponent of e: the product of a far key and a near query, computed before masking, must stay below
@@ -18,7 +18,7 @@ from posenc_export.shared.refusal import refusal
 LARGEST = 41.0
 
 
-class XPos(PositionEncoding):
+class XPos(Rotation):
     """RoPE with pair k of queries scaled by z_k^((p - c) / scale_base) and of keys by its inverse,
     z_k = (2k/D + gamma) / (1 + gamma): scores decay with distance.
 
@@ -45,6 +45,9 @@ class XPos(PositionEncoding):
         of_k = ops.rotate_pairs(k, positions, k_rows[0], k_rows[1], self.interleaved, False)
         return of_q, of_k
 
+    def frequency(self, k: int) -> float:
+        return float(self.theta ** (-2 * k / self.size))
+
     def __init__(
         self,
         geometry: Geometry,
@@ -53,12 +56,10 @@ class XPos(PositionEncoding):
         gamma: float = 0.4,
         scale_base: float = 512.0,
     ) -> None:
-        super().__init__()
-        size = rotary_size(self, geometry, None)
-        self.theta, self.size = float(theta), size
-        self.gamma, self.base = float(gamma), float(scale_base)
-        self.interleaved, self.centre = layout == "interleaved", geometry.max_positions // 2
-        k = np.arange(0, size, 2) / size
+        super().__init__(geometry, layout)
+        self.theta, self.gamma, self.base = float(theta), float(gamma), float(scale_base)
+        self.centre = geometry.max_positions // 2
+        k = np.arange(0, self.size, 2) / self.size
         decay = np.log((k + gamma) / (1 + gamma))
         most = -decay.min() * (geometry.max_positions - self.centre) / scale_base
         if most > LARGEST:
@@ -72,12 +73,12 @@ class XPos(PositionEncoding):
         self.k_cos, self.k_sin = Table(np.cos(angles) / factors), Table(np.sin(angles) / factors)
 
 
-class XPosOracle(Oracle, of=XPos):
+class XPosOracle(RotationOracle, of=XPos):
     def tables(self) -> Mapping[str, Rows]:
         e = self.encoding
         shares = [2 * k / e.size for k in range(e.size // 2)]
         bases = np.array([(share + e.gamma) / (1 + e.gamma) for share in shares])
-        waves = waves_of([math.pow(e.theta, -share) for share in shares])
+        waves = super().tables()
 
         def grown(name: str, sign: int) -> Rows:
             return lambda p: waves[name](p) * bases ** (sign * (p - e.centre) / e.base)
@@ -86,10 +87,10 @@ class XPosOracle(Oracle, of=XPos):
         names = {f"{kind}_{name}": (name, sign) for kind, sign in signs for name in waves}
         return {table: grown(name, sign) for table, (name, sign) in names.items()}
 
-    def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
+    def rotate(self, x: np.ndarray, position: Any) -> np.ndarray:
         return self.rotated(x, position, "q")
 
-    def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
+    def rotate_key(self, x: np.ndarray, position: Any) -> np.ndarray:
         return self.rotated(x, position, "k")
 
     def rotated(self, x: np.ndarray, position: int, kind: str) -> np.ndarray:

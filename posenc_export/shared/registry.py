@@ -56,8 +56,7 @@ def build(kind: str, classes: Mapping[str, Type[Any]], spec: Spec, *context: Any
         for attribute, rule, holds, remedy in LIMITS:
             limit = getattr(classes[name], attribute, {}).get(key)
             if limit is not None and value is not None and not holds(value, limit):
-                rule = f"expected {key} {rule} {limit}"
-                raise ValueError(f"{kind} {name}: {rule}, got {value}; {remedy}")
+                raise refusal(f"{kind} {name}", f"{key} {rule} {limit}", value, remedy)
     required = [key for key, p in known.items() if p.default is inspect.Parameter.empty]
     missing = [key for key in required if key not in values]
     if missing:
@@ -90,22 +89,22 @@ def kind_of(parameter: inspect.Parameter) -> Type[Any]:
 
 def _check_type(kind: str, name: str, key: str, value: Any, parameter: inspect.Parameter) -> None:
     wanted, choices = kind_of(parameter), get_args(parameter.annotation)
-    if get_origin(parameter.annotation) is Literal and value not in choices:
-        rule = f"{key} to be one of {', '.join(map(str, choices))}"
-        raise refusal(f"{kind} {name}", rule, repr(value))
-    if wanted is str or (value is None and parameter.default is None):
-        return
-    if wanted is bool:
-        if not isinstance(value, bool):
-            raise ValueError(f"{kind} {name}: expected {key} to be true or false, got {value!r}")
-        return
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if wanted is int and (not number or isinstance(value, float) or abs(value) >= WHOLE):
-        rule = f"expected {key} to be a whole number below 2^62"
-        raise ValueError(f"{kind} {name}: {rule}, got {value!r}")
+    if get_origin(parameter.annotation) is Literal and value not in choices:
+        rule = f"one of {', '.join(map(str, choices))}"
+    elif wanted is str or (value is None and parameter.default is None):
+        return
+    elif wanted is bool:
+        if isinstance(value, bool):
+            return
+        rule = "true or false"
+    elif wanted is int and (not number or isinstance(value, float) or abs(value) >= WHOLE):
+        rule = "a whole number below 2^62"
     # math.isfinite raises for integers beyond the range of float64.
-    if not number or value != value or abs(value) == math.inf:
-        raise ValueError(f"{kind} {name}: expected {key} to be a finite number, got {value!r}")
-    if abs(value) >= LARGEST:
-        rule = f"expected {key} to be below 2^128, the limit of float32"
-        raise ValueError(f"{kind} {name}: {rule}, got {value!r}")
+    elif not number or value != value or abs(value) == math.inf:
+        rule = "a finite number"
+    elif abs(value) >= LARGEST:
+        rule = "below 2^128, the limit of float32"
+    else:
+        return
+    raise refusal(f"{kind} {name}", f"{key} to be {rule}", repr(value))

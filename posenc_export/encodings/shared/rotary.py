@@ -17,17 +17,6 @@ COS_SIN = ("cos", "sin")
 Place = Union[int, Sequence[int]]  # the position of a token, or its coordinates
 
 
-def rotary_size(
-    encoding: PositionEncoding, geometry: Geometry, rotary: Optional[int], least: int = 2
-) -> int:
-    """Rotary size r, by default D. ValueError: odd, below `least` or above the head size."""
-    size = geometry.head_size if rotary is None else rotary
-    if size % 2 or not least <= size <= geometry.head_size:
-        rule = f"an even rotary size within {least} .. head size {geometry.head_size}"
-        raise refusal(key_of(encoding), rule, size, "set rotary=R or another head size")
-    return size
-
-
 class Rotation(PositionEncoding):
     """Pair k of queries and keys is rotated by n_k w_k and scaled by a magnitude; n_k is the
     position or a number in its place.
@@ -51,7 +40,11 @@ class Rotation(PositionEncoding):
         self, geometry: Geometry, layout: Layout, rotary: Optional[int] = None, least: int = 2
     ) -> None:
         super().__init__()
-        self.size = rotary_size(self, geometry, rotary, least)
+        self.size = geometry.head_size if rotary is None else rotary
+        if self.size % 2 or not least <= self.size <= geometry.head_size:
+            rule = f"an even rotary size within {least} .. head size {geometry.head_size}"
+            remedy = "set rotary=R or another head size"
+            raise refusal(key_of(self), rule, self.size, remedy)
         self.interleaved, self.count = layout == "interleaved", geometry.max_positions
 
     def frequency(self, k: int) -> float:
