@@ -5,6 +5,7 @@ import html
 import io
 import itertools
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -101,11 +102,15 @@ def _plots(report: Report, styles: Styles) -> str:
     shares = [row for row in report.rows if row.share_of_limit is not None]
     held = [row for row in decode if row.resident_bytes is not None]
     cached, prompt = "cached tokens", "tokens of the prompt"
+    rates = partial(_band, lambda row, s: row.tokens_per_second * row.median_seconds / s)
+    times = partial(_band, lambda row, seconds: 1e3 * seconds)
+    percent = partial(_level, lambda row: 100 * (row.share_of_limit or 0.0))
+    memory = partial(_level, lambda row: (row.resident_bytes or 0) / 1e6)
     plots = (
-        _figure("Decode: tokens per second", decode, cached, "tokens per second", _rates, styles),
-        _figure("Time to the first token", prefill, prompt, "milliseconds", _times, styles),
-        _figure("Decode: share of the read bandwidth", shares, cached, "percent", _shares, styles),
-        _figure("Memory while decoding", held, cached, "megabytes", _memory, styles),
+        _figure("Decode: tokens per second", decode, cached, "tokens per second", rates, styles),
+        _figure("Time to the first token", prefill, prompt, "milliseconds", times, styles),
+        _figure("Decode: share of the read bandwidth", shares, cached, "percent", percent, styles),
+        _figure("Memory while decoding", held, cached, "megabytes", memory, styles),
     )
     return "".join(f"<section>{plot}</section>" for plot in plots if plot)
 
@@ -139,16 +144,8 @@ def _medians(report: Report, styles: Styles) -> str:
     return f'<div class="scroll"><table>{chr(10).join(lines)}</table></div>'
 
 
-def _times(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
-    _band(axes, rows, style, lambda row, seconds: 1e3 * seconds)
-
-
-def _rates(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
-    _band(axes, rows, style, lambda row, s: row.tokens_per_second * row.median_seconds / s)
-
-
 def _band(
-    axes: Any, rows: List[Row], style: Dict[str, Any], value: Callable[[Row, float], float]
+    value: Callable[[Row, float], float], axes: Any, rows: List[Row], style: Dict[str, Any]
 ) -> None:
     """Draw what belongs to the median time of each row, and the band of the 10th and 90th
     percentile, on a logarithmic axis.
@@ -164,16 +161,12 @@ def _band(
     axes.yaxis.set_major_formatter(lambda value, place: f"{value:,g}")
 
 
-def _memory(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
-    megabytes = [(row.resident_bytes or 0) / 1e6 for row in rows]
-    axes.plot([row.tokens for row in rows], megabytes, marker="o", **style)
+def _level(
+    value: Callable[[Row], float], axes: Any, rows: List[Row], style: Dict[str, Any]
+) -> None:
+    """Draw a number of each row, on an axis from 0 whose top adapts to further contestants."""
+    axes.plot([row.tokens for row in rows], list(map(value, rows)), marker="o", **style)
     axes.set_ylim(bottom=0, auto=True)
-
-
-def _shares(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
-    percent = [100 * (row.share_of_limit or 0.0) for row in rows]
-    axes.plot([row.tokens for row in rows], percent, marker="o", **style)
-    axes.set_ylim(bottom=0, auto=True)  # the top adapts to further contestants
 
 
 def _figure(title: str, rows: List[Row], places: str, unit: str, mark: Mark, styles: Styles) -> str:

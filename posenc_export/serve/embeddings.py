@@ -8,24 +8,23 @@ from typing import Annotated, Any, List, Literal, Optional, Tuple, Union
 import numpy as np
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.requests import ClientDisconnect
 
 from posenc_export.runtime.session import errors, text
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve import http
 from posenc_export.serve.access import Access, http_error
-from posenc_export.serve.protocol import FAST, Ids
+from posenc_export.serve.protocol import FAST, Fields, Ids
 from posenc_export.serve.requests import Limits
 from posenc_export.shared.refusal import refusal
 
 MOST_INPUTS = 2048  # as in OpenAI's API
 
 
-class EmbeddingRequest(BaseModel):
+class EmbeddingRequest(Fields):
     """Body of a request. Unsupported fields of OpenAI's API accept only their neutral value."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     model: Optional[str] = Field(None, description="Name of the served model; others are refused.")
     input: Union[str, Annotated[List[str], FAST], Ids, Annotated[List[Ids], FAST]] = Field(
         description="Text or token ids, or a list of these."

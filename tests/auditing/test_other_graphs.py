@@ -15,7 +15,8 @@ from transformers.integrations import executorch
 
 from bench.audit_exporters import Wrapper
 from posenc_export import audit, export_model, from_pretrained
-from tests.auditing.graphs import SIZES, model_of
+from tests.auditing import families
+from tests.auditing.graphs import model_of
 
 
 def test_a_program_of_torch_export_is_audited(tmp_path: Path) -> None:
@@ -147,34 +148,17 @@ def test_a_stacked_static_cache_and_a_mask_of_four_dimensions_are_understood(
     assert "of fixed size 48" in next(r["meaning"] for r in result.inputs if "past" in r["name"])
 
 
-def _of_transformers(kind: str, folder: Path, **more: Any) -> Path:
-    """Save a random checkpoint."""
-    torch.manual_seed(1)
-    config = getattr(transformers, kind)(**{**SIZES, **more})
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 1.2 / parameter.shape[-1] ** 0.5)
-    model.save_pretrained(folder)
-    return folder
-
-
 def test_long_factors_at_every_length_are_named(tmp_path: Path) -> None:
-    rotation = {
-        "rope_type": "longrope", "rope_theta": 10000.0,
-        "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0],
-    }  # fmt: skip
-    more = {"original_max_position_embeddings": 16, "rope_parameters": rotation}
-    folder = _of_transformers("Phi3Config", tmp_path / "checkpoint", **more)
-    long = from_pretrained(folder)
+    families.save("phi3", tmp_path / "checkpoint")
+    long = from_pretrained(tmp_path / "checkpoint")
     export_model(long, "onnx", tmp_path / "long", verify=False)
-    result = audit(tmp_path / "long" / "model.onnx", folder)
+    result = audit(tmp_path / "long" / "model.onnx", tmp_path / "checkpoint")
     assert result.cause == "long factors always", result.sentence
 
 
 def test_calls_that_an_operator_does_not_take_are_no_fault(tmp_path: Path) -> None:
-    folder = _of_transformers("LlamaConfig", tmp_path / "checkpoint")
+    model_of("llama", tmp_path)
+    folder = tmp_path / "checkpoint"
     export_model(from_pretrained(folder), "ort", tmp_path / "ort", verify=False)
     result = audit(tmp_path / "ort" / "model.onnx", folder)
     assert result.right, result.sentence

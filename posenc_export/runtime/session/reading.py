@@ -230,7 +230,8 @@ class Reading:
         """Feed whole rows, and return the second output [B,N]."""
         value, tokens = self.manifest.outputs[1], self.with_coordinates(rows, prompt.tokens)
         (run,) = self.runs(rows, tokens)
-        result = np.empty((run.x.shape[0], value.axes[-1]), value.dtype)  # type: ignore[arg-type]
+        size: Any = value.axes[-1]
+        result = np.empty((run.x.shape[0], size), value.dtype)
         states = rows.caches.state_memory(run.rows, 0, run.x.shape[1], 0)
         self._run_once(self.fill(rows, run), states, result, 1)
         return result
