@@ -23,7 +23,6 @@ FAILED_CHECK, BAD_INPUT = 1, 2
 # Modules that commands import, by the extra that installs them.
 EXTRAS = {
     "export": "torch onnx_ir onnxscript safetensors",
-    "page": "onnx",
     "cpu": "onnxruntime",
     "native": "posenc_export_kernels",
     "report": "matplotlib",

@@ -77,8 +77,7 @@ def write(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) ->
         ValueError: the artefact is of another kind, onnxruntime-web or a library for its text is
             not found, or the folder holds other files.
         OSError: the folder cannot be written, or the disk is full; an existing page is unchanged.
-        ModuleNotFoundError: the extra `page` is not installed, or `text` for a model with a
-            tokenizer.
+        ModuleNotFoundError: the extra `text` is not installed, for a model with a tokenizer.
     """
     folder = files.locate(folder)
     manifest = manifests.read(folder)

@@ -1,6 +1,7 @@
 """The graph of a page: the artefact's graph with attention weights as further outputs."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
@@ -9,8 +10,10 @@ import numpy as np
 from posenc_export import runtime
 from posenc_export.runtime.artefact import graph_inputs
 from posenc_export.runtime.artefact.files import utf8
-from posenc_export.runtime.artefact.graph_inputs import B, M, P, PaddedTokens, S, T
+from posenc_export.runtime.artefact.graph_inputs import B, M, P, PaddedTokens
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.graphs import onnx_nodes
+from posenc_export.runtime.graphs.onnx_parts import serialised, with_attribute
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.shared.numerics import worst_error
 
@@ -24,43 +27,39 @@ PROMPT = b"def read(path):\n    with open(path) as file:\n        return"
 
 
 def with_attention(source: Path, written: Path) -> List[int]:
-    """Copy model.onnx without external data, with an output `attention.N` [B,H,S,T] for each layer
-    N that one attention operator computes. Return these layers. GroupQueryAttention does not write
+    """Copy model.onnx, without its weights, with an output `attention.N` [B,H,S,T] for each layer N
+    that one attention operator computes. Return these layers. GroupQueryAttention does not write
     the weights of keys after the query.
     """
-    import onnx
-
-    model = onnx.load(source, load_external_data=False)
-    of_layer: Dict[int, List[Any]] = {}
-    for node in model.graph.node:
-        if (node.op_type, node.domain) in ATTENTION:
-            key = ATTENTION[node.op_type, node.domain][0]
-            cache = node.input[key] if len(node.input) > key else ""
+    model = onnx_nodes.read(source)
+    of_layer: Dict[int, List[int]] = {}  # places of attention nodes
+    for place, node in enumerate(model.nodes):
+        if (node.operator, node.domain) in ATTENTION:
+            key = ATTENTION[node.operator, node.domain][0]
+            cache = node.inputs[key] if len(node.inputs) > key else ""
             match = re.match(r"past_key_values\.(\d+)\.", cache)
-            of_layer.setdefault(int(match[1]) if match else len(of_layer), []).append(node)
+            of_layer.setdefault(int(match[1]) if match else len(of_layer), []).append(place)
     layers = []
-    for layer, nodes in of_layer.items():
-        _, output, attribute, after_softmax = ATTENTION[nodes[0].op_type, nodes[0].domain]
-        if len(nodes) > 1 or len(nodes[0].output) > output:
+    for layer, (place, *others) in of_layer.items():
+        node = model.nodes[place]
+        _, output, attribute, after_softmax = ATTENTION[node.operator, node.domain]
+        if others or len(node.outputs) > output:
             continue
         layers.append(layer)
-        nodes[0].output.extend([""] * (output - len(nodes[0].output)) + [f"attention.{layer}"])
-        nodes[0].attribute.append(onnx.helper.make_attribute(attribute, after_softmax))
-        axes = [B, "heads", S, T]
-        name, element = f"attention.{layer}", onnx.TensorProto.FLOAT
-        described = onnx.helper.make_tensor_value_info(name, element, axes)
-        model.graph.output.append(described)
-    written.write_bytes(model.SerializeToString(deterministic=True))
+        outputs = [*node.outputs, *[""] * (output - len(node.outputs)), f"attention.{layer}"]
+        model.nodes[place] = with_attribute(
+            replace(node, outputs=outputs), attribute, after_softmax
+        )
+    named = [*model.outputs, *(f"attention.{layer}" for layer in layers)]
+    written.write_bytes(serialised(model, model.nodes, named, list(model.inputs)))
     return layers
 
 
 def fuses_all_caches(source: Path, manifest: Manifest) -> bool:
     """Whether GroupQueryAttention alone reads all caches of fixed capacity."""
-    import onnx
-
     caches = {state.past for state in manifest.states if state.in_place}
-    nodes = onnx.load(source, load_external_data=False).graph.node
-    readers = {node.op_type for node in nodes if caches.intersection(node.input)}
+    nodes = onnx_nodes.read(source).nodes
+    readers = {node.operator for node in nodes if caches.intersection(node.inputs)}
     return readers <= {"GroupQueryAttention"}
 
 
