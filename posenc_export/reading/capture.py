@@ -101,22 +101,18 @@ def _captured(
     program, used = tracing.exported(plain, x, most, found)
     gives_last_token = every_token(program)
     cleaned = clean(program, gives_last_token)
+    own, (first, *beside) = cleaned._asdict(), cleaned.inputs
+    del own["inputs"]
     takes = plain.argument is not None
     result = Capture(
+        **own,
         where=f"module {type(plain.module).__name__}",
-        graph=cleaned.graph,
-        constants=cleaned.constants,
-        names=cleaned.names,
-        input=cleaned.inputs[0],
-        positions=cleaned.inputs[1] if takes else None,
-        memory=() if takes else tuple(cleaned.inputs[1:]),
-        sources=None if plain.memory is None else symbol_of(cleaned.inputs[1].meta["val"].shape[1]),
-        output=cleaned.output,
-        rows=cleaned.rows,
-        tokens=cleaned.tokens,
-        least=cleaned.least,
+        input=first,
+        positions=beside[0] if takes else None,
+        memory=() if takes else tuple(beside),
+        sources=None if plain.memory is None else symbol_of(beside[0].meta["val"].shape[1]),
         max_positions=most,
-        lengths=length_numbers(cleaned.graph, cleaned.inputs[0]),
+        lengths=length_numbers(cleaned.graph, first),
         remedies=remedies + used + _regions(program, cleaned.least),
         gives_last_token=gives_last_token,
         example=_begun(

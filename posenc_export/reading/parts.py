@@ -213,7 +213,8 @@ def _states(graph: Graph) -> List[Node]:
 
 
 def whole_of(short: Capture, module: OneTensor) -> Capture:
-    """Return the capture of a module from that of one in which layers pass on what they read.
+    """Return the capture of a module from that of one in which layers pass on what they read, or a
+    copy if there are none.
 
     Raises:
         Refused: a layer is called twice.
@@ -235,6 +236,7 @@ def whole_of(short: Capture, module: OneTensor) -> Capture:
         input=known[short.input],
         positions=short.positions and known[short.positions],
         output=known[short.output],
+        memory=tuple(known[node] for node in short.memory),
         module=module,
         short=short if layers.left_out() >= FEWEST else None,
     )

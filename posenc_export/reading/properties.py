@@ -79,7 +79,6 @@ class Properties:
         self.counts = values.counts
         self.turned = ["K", "Q"] if key_last else ["Q", "K"]
         self.steps: Dict[Node, Step] = {}
-        self._known: Dict[Any, Step] = {}
         self._axes: Dict[Any, List[Axis]] = {}
         self.indices = list(self._indices())
         # For running sums, keys keep their order.
@@ -105,14 +104,12 @@ class Properties:
             return self._window(node)
         if node.target in TRIANGLES and (triangle := self._triangle(node)):
             return triangle
-        signature = self._signature(node)
-        if signature in self._known and self._holds(node, self._known[signature]):
-            return self._known[signature]
-        step = self._each_or_keys(node)
-        if step is None:
-            return self._of_turned(node) or self._running_sum(node) or self._window(node)
-        self._known[signature] = step
-        return step
+        return (
+            self._each_or_keys(node)
+            or self._of_turned(node)
+            or self._running_sum(node)
+            or self._window(node)
+        )
 
     def _part_of_memory(self, node: Node) -> Optional[Step]:
         """Return the step of a value that is a part of the outputs of an encoder, in heads; None if
@@ -153,23 +150,6 @@ class Properties:
             return None
         shift: Any = node.args[1] if len(node.args) > 1 else 0
         return Cut(own, node.target is aten.tril.default, int(shift))
-
-    def _signature(self, node: Node) -> Any:
-        """Return what operators of layers of one kind have in common."""
-        inputs = [
-            (self.values.kind[a], str(a.meta["val"].shape), self.steps[a].roles)
-            if self.values.kind[a] == "data"
-            else (self.values.kind[a], str(getattr(a.meta["val"], "shape", "")))
-            for a in inputs_of(node)
-        ]
-        arguments = torch.fx.node.map_arg((node.args, node.kwargs), lambda _: None)
-        return str(node.target), repr(arguments), repr(inputs), str(node.meta["val"].shape)
-
-    def _holds(self, node: Node, step: Step) -> bool:
-        if isinstance(step, Each):
-            return self.acts_on_each(node, step.reads, step.roles, step.sizes)
-        assert isinstance(step, OverKeys)
-        return self._reduces_keys(node, step.reads, step.roles, step.fill)
 
     def _each_or_keys(self, node: Node) -> Optional[Step]:
         options = self._options(node)

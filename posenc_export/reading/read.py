@@ -16,7 +16,7 @@ from posenc_export.reading.causality import findings
 from posenc_export.reading.flat import flat_graph
 from posenc_export.reading.lengths import Lengths
 from posenc_export.reading.operators import Operators
-from posenc_export.reading.parts import Flat, completed
+from posenc_export.reading.parts import Flat, completed, whole_of
 from posenc_export.reading.properties import MIXES, Properties
 from posenc_export.reading.refused import Refused, naming, refuse
 from posenc_export.reading.script import with_source
@@ -136,25 +136,27 @@ def read(
     captured = capture(module, example, max_positions, **how)  # type: ignore[arg-type]
     with naming(captured.where):
         found = findings(captured)
-        reading = _reading(captured, captured.short or captured, found, make)
-        if reading is None:  # layers are not alike by their numbers
-            reading = _reading(captured, captured, found, make)
+        reading = captured.short and _reading(captured, captured.short, found, make)
+        if reading is None:  # no layers are alike by their numbers
+            reading = _reading(captured, None, found, make)
         assert reading is not None
         return reading
 
 
 def _reading(
     whole: Capture,
-    short: Capture,
+    short: Optional[Capture],
     found: Sequence[str],
     make: Callable[[Capture, Calls, Flat], Read],
 ) -> Optional[Read]:
     """Return a reading that gives the numbers of the module; None if it does not with layers that
-    are copies of others. found: what keeps the module from being computed in calls.
+    are copies of others. short: without these, None to read all of it. found: what keeps the module
+    from being computed in calls.
     """
-    calls = _checked_calls(short, found)
-    graph = flat_graph(calls, short.names, calls.selected is not None)
-    flat = Flat(graph, calls.caches) if short is whole else completed(graph, calls, whole)
+    capture = short or whole_of(whole, whole.module)  # nodes are added to the copy
+    calls = _checked_calls(capture, found)
+    graph = flat_graph(calls, capture.names, calls.selected is not None)
+    flat = completed(graph, calls, whole) if short else Flat(graph, calls.caches)
     if flat is None:
         return None
     reading = make(whole, calls, flat)

@@ -76,17 +76,6 @@ class Form(NamedTuple):
         return first, second
 
 
-class Waves(NamedTuple):
-    """Names of tables [N,r/2], whether their angles are proportional to the position, and the name
-    of the table of the pairs that each coordinate turns, or an empty one.
-    """
-
-    cos: str
-    sin: str
-    linear: bool
-    of_axis: str
-
-
 class Rotations:
     """Recognizes rotations in a graph whose steps are being found.
 
@@ -98,7 +87,6 @@ class Rotations:
     def __init__(self, properties: Properties, lengths: Lengths) -> None:
         self.properties, self.lengths, self.values = properties, lengths, properties.values
         self.places = {node: place for place, node in enumerate(self.values.nodes)}
-        self.known: Dict[str, Optional[Waves]] = {}  # by what regions compute
 
     def recognize(self, node: Node) -> None:
         """Give heads the step Rotated, the value before them that is turned by position, or those
@@ -117,11 +105,8 @@ class Rotations:
                 for root_order, order in itertools.product(self._orders(root), self._orders(end)):
                     region = Region(root, root_order, nodes, order)
                     form = self._form(region)
-                    waves = form and self._waves_of(region, form)
-                    if form and waves:
-                        how = (waves.cos, waves.sin, form, waves.linear, waves.of_axis)
-                        roles = self.properties.steps[end].roles
-                        step = Rotated(roles, root, root_order, order, *how)
+                    step = form and self._step(region, form)
+                    if step:
                         self.properties.steps[end] = step
                         return True
         return False
@@ -204,20 +189,17 @@ class Rotations:
         cos, sin = form.after.halves(self._run(region, x, lengths)[:, :, 0])
         return cos, sin
 
-    def _waves_of(self, region: Region, form: Form) -> Optional[Waves]:
-        """Return the tables of a region, which those that compute the same share."""
-        names = {node: f"{place} inside" for place, node in enumerate([region.root, *region.nodes])}
-        parts = [(str(node.target), node.args, node.kwargs) for node in region.nodes]
-        key = str(torch.fx.node.map_arg((form, parts), lambda node: names.get(node, node.name)))
-        if key not in self.known:
-            self.known[key] = None
-            tables = self._tables(region, form)
-            axes = self._axes(region, form, *tables) if tables else None
-            if tables and axes is not None:
-                cos, sin = (self.lengths.table(table) for table in tables)
-                of_axis = self.lengths.table(axes) if len(axes) else ""
-                self.known[key] = Waves(cos, sin, _is_linear(*tables), of_axis)
-        return self.known[key]
+    def _step(self, region: Region, form: Form) -> Optional[Rotated]:
+        """Return the step of the last node of a region, if tables say how it turns."""
+        tables = self._tables(region, form)
+        axes = self._axes(region, form, *tables) if tables else None
+        if not tables or axes is None:
+            return None
+        roles = self.properties.steps[region.nodes[-1]].roles
+        cos, sin = (self.lengths.table(table) for table in tables)
+        of_axis = self.lengths.table(axes) if len(axes) else ""
+        of_root = region.root, region.root_order
+        return Rotated(roles, *of_root, region.order, cos, sin, form, _is_linear(*tables), of_axis)
 
     def _tables(self, region: Region, form: Form) -> Optional[Tuple[Tensor, Tensor]]:
         """Return cos and sin [N,r/2] of all positions, None if they depend on the length."""

@@ -192,9 +192,6 @@ def quiet() -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(redirect_stderr(io.StringIO()))
-        stack.enter_context(
-            mock.patch.object(nn.functional, "scaled_dot_product_attention", attention)
-        )
         if flex := sys.modules.get("torch.nn.attention.flex_attention"):
             named: Dict[str, Any] = {
                 "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True,
@@ -261,6 +258,8 @@ def _attempt(plain: OneTensor, x: Tensor, most: int, active: List[Remedy]) -> Ex
         try:
             if is_joined:
                 traced = _joined(copied, x)
+            by = mock.patch.object(nn.functional, "scaled_dot_product_attention", attention)
+            stack.enter_context(by)
             return torch.export.export(
                 traced, copied.inputs(x), dynamic_shapes=tuple(sizes), strict=strict
             )
