@@ -11,7 +11,7 @@ import sys
 import threading
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import msgspec
 
@@ -60,19 +60,24 @@ class Renderer:
         """Return the answer of template_process. Raise Exceeded without one."""
         line = json.dumps({"template": template, "values": values})
         seconds = SECONDS + SECONDS_PER_BYTE * len(line)
-        with self._lock, self._running() as (requests, answers):
-            with contextlib.suppress(BrokenPipeError):
-                requests.write(f'{line[:-1]}, "seconds": {seconds}}}\n'.encode())
-                requests.flush()
-            answer = answers.readline()
-            if not answer:
-                rule = f"a chat template that takes at most {seconds:.1f} s and {MEMORY} of memory"
-                raise Exceeded(str(refusal("chat", rule, "more", REMEDY)))
+        with self._lock:
+            process = self._running()
+            assert process.stdin is not None and process.stdout is not None
+            answer = b""
+            try:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.write(f'{line[:-1]}, "seconds": {seconds}}}\n'.encode())
+                    process.stdin.flush()
+                answer = process.stdout.readline()
+            finally:  # after an interrupt, too, whose answer would be taken for the next one
+                if not answer:
+                    self.close()
+        if not answer:
+            rule = f"a chat template that takes at most {seconds:.1f} s and {MEMORY} of memory"
+            raise Exceeded(str(refusal("chat", rule, "more", REMEDY)))
         return dict(json.loads(answer))
 
-    @contextlib.contextmanager
-    def _running(self) -> Iterator[Tuple[IO[bytes], IO[bytes]]]:
-        """Context manager that gives stdin and stdout of the process, which an error ends."""
+    def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._process.poll() is not None:
             self.close()
             path = os.pathsep.join(filter(None, sys.path))
@@ -84,13 +89,7 @@ class Renderer:
                 stderr=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C in a terminal is for the program that talks
             )
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            yield process.stdin, process.stdout
-        except BaseException:  # an interrupt too, whose answer would be taken for the next one
-            self.close()
-            raise
+        return self._process
 
     def close(self) -> None:
         """End the process."""

@@ -328,4 +328,4 @@ def test_keys_and_values_of_an_encoder_are_copied_to_the_device_once(
         FakeMemory.moved = 0
         results.append(session.step(np.ones(2, np.int64)).astype(np.float32))
     np.testing.assert_allclose(results[1], results[0], atol=0.01 * np.abs(results[0]).max())
-    assert 0 < FakeMemory.moved <= 4 * ALIGNMENT
+    assert 0 < FakeMemory.moved <= 5 * ALIGNMENT  # one for each input that changes
