@@ -309,24 +309,18 @@ class Claims:
 
     def _follows(self, value: Value, rules: Sequence[Rule]) -> None:
         """Prove that a value follows one of some rules; record a counterexample if not."""
-        if self._holds(value, rules):
-            return
+        where, known = self._where(value), self._expected(value, rules)
+        for _, expected in known:
+            if self.solver.excludes(*where, differ(value.entry, expected)):
+                self.findings.compared += 1
+                return
         text, refuted = f"expected {' or '.join(rule for rule, _ in rules)}, got other axes", ()
-        for rule, expected in self._expected(value, rules)[:1]:
-            refuted = (*self._where(value), differ(value.entry, expected))
+        for rule, expected in known[:1]:
+            refuted = (*where, differ(value.entry, expected))
             if (model := self.call.smallest(*refuted)) is not None:
                 wanted, got = model.eval(expected, True), model.eval(value.entry, True)
                 text = f"expected {rule} = {wanted}, got {got}; {self._described(model, value)}"
         self._refuted(value, value.entry, text, refuted)
-
-    def _holds(self, value: Value, rules: Sequence[Rule]) -> bool:
-        """Return whether a value follows one of some rules, which is then proved."""
-        where = self._where(value)
-        for _, expected in self._expected(value, rules):
-            if self.solver.excludes(*where, differ(value.entry, expected)):
-                self.findings.compared += 1
-                return True
-        return False
 
     def _expected(self, value: Value, rules: Sequence[Rule]) -> List[Tuple[str, Any]]:
         """Return rules with what they give for tokens, as far as a value has their axes; of tokens,

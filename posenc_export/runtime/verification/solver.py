@@ -211,8 +211,7 @@ class Solver:
         """Return a call in which facts hold, or None if there is none. Raise Untranslated as
         `excludes`.
         """
-        solver, result = self._checked(facts)
-        return solver.model() if result == z3.sat else None
+        return self.smallest((), *facts)
 
     def smallest(self, sizes: Sequence[Any], *facts: Any) -> Optional[z3.ModelRef]:
         """As `model`, with the smallest of each of the sizes, the first ones before the others, as

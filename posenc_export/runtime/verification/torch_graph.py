@@ -172,8 +172,7 @@ class Program:
 
     def _is_view(self, node: Any) -> bool:
         """Return whether a node that was written has the memory of what it reads."""
-        schema = getattr(node.target, "_schema", None)
-        return node in self.names and any(each.alias_info for each in schema.returns)
+        return node in self.names and any(x.alias_info for x in node.target._schema.returns)
 
     def name(self, x: Any) -> str:
         """Return the name of an operand; empty for None."""
@@ -230,9 +229,9 @@ def is_node(x: Any) -> bool:
 
 def value(x: Any) -> Any:
     """Return an operand, or what a program says of the result of a node: a tensor without numbers,
-    or a size.
+    a size, or None.
     """
-    return x.meta["val"] if is_node(x) else x
+    return x.meta.get("val") if is_node(x) else x
 
 
 def is_size(x: Any) -> bool:
