@@ -18,7 +18,7 @@ from posenc_export.shared.places import Operations
 HIDDEN = -1e29  # scores of hidden keys are -inf, or -1e30 where a softmax over -inf would be NaN
 Index = Sequence[Any]  # of an entry: an int or an integer of z3 for each axis
 UNANSWERED = "(set-info :status unknown)"  # of a question as z3 writes it
-EFFORT = 6_000_000  # of the solver for a claim, some 5 s, in its own unit
+EFFORT = 16_000_000  # of the solver for a claim, some 4 s, in its own unit
 
 
 class Score(NamedTuple):
