@@ -68,9 +68,6 @@ class DualChunk(Rotation):
         added = torch.where(keys_at.lt(start), added, torch.zeros_like(added))
         return ops.attend(q, seen.keys, seen.values, seen.mask, scale * added, scale)
 
-    def frequency(self, k: int) -> float:
-        return float(self.theta ** (-2 * k / self.size))
-
     def edges(self) -> Dict[str, int]:
         starts = {"second chunk": self.period, "third chunk": 2 * self.period}
         return {**starts, "end of the local window": self.limit + 1, "L": self.trained}

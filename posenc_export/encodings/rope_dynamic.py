@@ -55,10 +55,6 @@ class RoPEDynamic(Rotation):
             scale,
         )
 
-    def frequency(self, k: int) -> float:
-        """The frequency up to L."""
-        return float(self.theta ** (-2 * k / self.size))
-
     def edges(self) -> Dict[str, int]:
         return {f"original length {self.original}": self.original}
 

@@ -31,7 +31,7 @@ class RoPELlama3(Rotary):
     least = {"factor": 1, "original_max_positions": 1}
 
     def frequency(self, k: int) -> float:
-        kept = float(self.theta ** (-2 * k / self.size))
+        kept = super().frequency(k)
         wavelength = 2 * math.pi / kept
         if wavelength < self.length / self.upper:
             return kept

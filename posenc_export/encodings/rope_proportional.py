@@ -25,7 +25,7 @@ class RoPEProportional(Rotary):
     most = {"share": 1}
 
     def frequency(self, k: int) -> float:
-        return float(self.theta ** (-2 * k / self.size) / self.factor) if k < self.rotated else 0.0
+        return super().frequency(k) / self.factor if k < self.rotated else 0.0
 
     def __init__(
         self,

@@ -45,9 +45,6 @@ class XPos(Rotation):
         of_k = ops.rotate_pairs(k, positions, k_rows[0], k_rows[1], self.interleaved, False)
         return of_q, of_k
 
-    def frequency(self, k: int) -> float:
-        return float(self.theta ** (-2 * k / self.size))
-
     def __init__(
         self,
         geometry: Geometry,

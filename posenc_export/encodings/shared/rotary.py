@@ -35,6 +35,7 @@ class Rotation(PositionEncoding):
 
     above = {"theta": 0}
     magnitude = 1.0
+    theta: float
 
     def __init__(
         self, geometry: Geometry, layout: Layout, rotary: Optional[int] = None, least: int = 2
@@ -48,8 +49,8 @@ class Rotation(PositionEncoding):
         self.interleaved, self.count = layout == "interleaved", geometry.max_positions
 
     def frequency(self, k: int) -> float:
-        """The frequency w_k of pair k, float64."""
-        raise NotImplementedError
+        """The frequency w_k of pair k, float64, by default that of RoPE."""
+        return float(self.theta ** (-2 * k / self.size))
 
     def numbers(self, place: Any) -> Any:
         """The numbers n_k [r/2] of a token's position or coordinates, or [n,r/2] of positions

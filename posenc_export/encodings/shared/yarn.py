@@ -103,7 +103,7 @@ class YaRNGrid(RotaryGrid):
     least = {"factor": 1, "original_max_positions": 1}
 
     def frequency(self, k: int) -> float:
-        plain = float(self.theta ** (-2 * k / self.size))
+        plain = super().frequency(k)
         return plain if self.scaling is None else self.scaling.frequency(plain, k)
 
     def __init__(
