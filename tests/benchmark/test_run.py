@@ -9,9 +9,12 @@ import pytest
 
 from posenc_export.benchmark import machine, run, workers
 from posenc_export.benchmark.workers import Worker, started
+from posenc_export.export import TARGETS
+from posenc_export.export.describe import describe as described
+from posenc_export.models.presets import seeded
+from posenc_export.models.short_forms import block_config
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
-from posenc_export.runtime.artefact.manifest import Manifest, State, Value
 
 FAKE = [sys.executable, str(Path(__file__).parent / "fake_worker.py")]
 
@@ -30,50 +33,11 @@ def folder(tmp_path, monkeypatch):
 
     def make(name, target="ort", width=32, cached=True):
         (tmp_path / name).mkdir()
-        update, slots = (
-            ("in_place", "capacity") if target == "ort" else ("append", "past_sequence_length")
-        )
-        config = {
-            "kind": "block",
-            "width": width,
-            "max_positions": 128,
-            "encodings": [],
-            "attention": {"encodings": []},
-        }
-        values = [
-            Value(name, "float32", ("batch_size", "sequence_length", width))
-            for name in ("hidden_states", "output")
-        ]
-        states = [
-            State(
-                "past_key_values.0.key",
-                "present.0.key",
-                "float32",
-                ("batch_size", 4, slots, 8),
-                update,
-                2,
-            )
-        ]
-        manifest = Manifest(
-            "block",
-            target,
-            "positions",
-            "float32",
-            "columns",
-            config,
-            values[:1],
-            values[1:],
-            states * cached,
-            128,
-            0,
-            1,
-            True,
-        )
         (tmp_path / name / "model.onnx").write_bytes(b"")
-        manifests.write(
-            manifest.replace(files={"model.onnx": files.entry(tmp_path / name / "model.onnx")}),
-            tmp_path / name,
-        )
+        block = block_config(width, 4, 128, encoding={"name": "nope"}, causal=cached)
+        entry = {"model.onnx": files.entry(tmp_path / name / "model.onnx")}
+        manifest = described(seeded(block), target, "positions", TARGETS[target])
+        manifests.write(manifest.replace(files=entry), tmp_path / name)
         return tmp_path / name
 
     return make
@@ -260,12 +224,12 @@ def test_folders_of_two_models_are_refused_without_the_option(folder):
     pair = [folder("a"), folder("b", width=64)]
     with pytest.raises(
         ValueError,
-        match="folders of one model, got nope block 32 0.00M, nope block 64 0.00M; "
+        match="folders of one model, got nope block 32 0.00M, nope block 64 0.02M; "
         ".*--different-models",
     ):
         run(pair, contexts=(16,))
     report = run(pair, contexts=(16,), prompts=(), rounds=1, seconds=0.05, different_models=True)
-    assert {row.model for row in report.rows} == {"nope block 32 0.00M", "nope block 64 0.00M"}
+    assert {row.model for row in report.rows} == {"nope block 32 0.00M", "nope block 64 0.02M"}
 
 
 def test_the_caller_imports_no_runtime_and_no_plots():
