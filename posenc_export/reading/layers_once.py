@@ -8,6 +8,7 @@ same values besides tensors of the same shapes. This is what the code of a layer
 import functools
 import io
 import itertools
+import math
 import pickle
 import types
 from collections import Counter
@@ -107,12 +108,15 @@ def _noted(calls: List[_Call], name: str, own: Callable[..., Any], *args: Any, *
 def _passed_on(
     calls: List[_Call], name: str, own: Callable[..., Any], *args: Any, **kw: Any
 ) -> Any:
-    """Return the first tensor that a layer reads in the place of its result."""
+    """Return the first tensor that a layer reads in the place of its result. Further results are no
+    numbers, so that nothing that reads them passes, if they are not what the layer reads.
+    """
     read, form = pytree.tree_flatten((args, kw))
     if not calls or calls[0].form != form or not _passes(calls[0], read):
         return own(*args, **kw)
     x, (_, *others) = _tensors(read)[0], _tensors(calls[0].given)
-    given = _edged(_exchanged(calls[0].given, [x, *others]), AGAIN, name)
+    more = [y if any(y is a for a in read) else y.new_full(y.shape, math.nan) for y in others]
+    given = _edged(_exchanged(calls[0].given, [x, *more]), AGAIN, name)
     return pytree.tree_unflatten(given, calls[0].returns)
 
 
@@ -126,17 +130,17 @@ def _edged(leaves: List[Any], part: str, name: str) -> List[Any]:
 
 def _passes(first: _Call, read: List[Any]) -> bool:
     """Whether a layer is called as the first of its kind but for one tensor, which is like its
-    result; further results are what it reads.
+    result.
     """
     (before, *_), (x, *_) = ([*_tensors(leaves), None] for leaves in (first.read, read))
-    result, *others = [*_tensors(first.given), None]
+    result, *others = _tensors(first.given) or [None]
     if not (isinstance(x, Tensor) and x.is_floating_point()):
         return False
     if not (_exchangeable(before, x) and _exchangeable(result, x)):
         return False
     pairs = [(a, b) for a, b in zip(first.read, read, strict=True) if b is not x]
     equal = (a is b if isinstance(b, Tensor) else _exchangeable(a, b) for a, b in pairs)
-    return all(equal) and all(any(y is a for a in [*first.read, None]) for y in others)
+    return all(equal) and all(y.is_floating_point() for y in others)
 
 
 def _first(
