@@ -1,7 +1,7 @@
 """Run a torch module of any form. torch is imported when it is used."""
 
 import threading
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, List, Sequence
 
 import numpy as np
 
@@ -34,15 +34,18 @@ class TorchGraph:
         output: int = 0,
         once: bool = False,
     ) -> BoundRun:
+        import torch
+
         arguments = self._arguments(feeds, states)  # share the memory of feeds and buffers
-        take = self._taker()
+        module, first, replaced = self.module, self._positions_first, self._replaced
 
         def run() -> None:
-            first, others = take(arguments)
+            with torch.inference_mode():
+                outputs = module(*arguments)
             # Encoders have no states, and return further outputs in their place.
-            result[...] = (others[output - 1] if output else first).numpy()
-            if self._replaced:
-                self._keep(states, others)
+            result[...] = (outputs[-1][output - 1] if output else outputs[0]).numpy()
+            for index in replaced:  # to the buffers that the next call reads
+                states[index].arrays[1][...] = outputs[-1][index - first].numpy()
 
         return run
 
@@ -56,24 +59,6 @@ class TorchGraph:
         single = self._positions_first  # number of states before the list
         rest = [*past[single:], *tensors(self.manifest.encoder)]
         return [*tensors(self.manifest.inputs), *past[:single], rest]
-
-    def _taker(self) -> Callable[[List[Any]], Tuple[Any, List[Any]]]:
-        """Return a function that runs the module and returns its output and its last output."""
-        import torch
-
-        module = self.module
-
-        def take(arguments: List[Any]) -> Tuple[Any, List[Any]]:
-            with torch.inference_mode():
-                outputs = module(*arguments)
-            return outputs[0], outputs[-1]
-
-        return take
-
-    def _keep(self, states: RunMemory, present: List[Any]) -> None:
-        """Copy the states that each call replaces into the buffers that the next call reads."""
-        for index in self._replaced:
-            states[index].arrays[1][...] = present[index - self._positions_first].numpy()
 
 
 def limited(run: Callable[..., Any], threads: int) -> Callable[..., Any]:
