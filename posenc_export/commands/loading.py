@@ -26,7 +26,7 @@ from posenc_export.shared.preset_folders import NAMES
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.version import VERSION
 
-SUFFIXES = (".json", ".safetensors", ".bin", ".jinja")  # of files that are read of a folder
+SUFFIXES = (".json", ".safetensors", ".jinja")  # of files that are read of a folder
 CONFIG, MODULES, TOKENIZER = "config.json", "modules.json", "tokenizer.json"
 # Targets that the providers run which do not run the default.
 TARGET, TARGETS = "ort", {"cuda": "onnx-static", "webgpu": "onnx-static"}

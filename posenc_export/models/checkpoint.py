@@ -11,15 +11,13 @@ from torch import Tensor
 
 from posenc_export.models.folder_files import AGAIN, WHERE, content, inside
 from posenc_export.models.packed import PackedTensor, Source, unpacked
-from posenc_export.models.tensor_files import OPENERS
+from posenc_export.models.tensor_files import CONVERT, SUFFIX, SafetensorsFile
 from posenc_export.models.weight_blocks import Matrix
 from posenc_export.shared.foreign import json_of
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import download
 
-# Names of weight files, in the order in which transformers looks for them.
-WHOLE = ("model.safetensors", "pytorch_model.bin")
-SHARDED = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+WHOLE, SHARDED = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"  # the file name of the tokenizers library
 GENERATION = "generation_config.json"
 # Files that accompany tokenizer.json: special tokens, chat template, generation.
@@ -48,8 +46,7 @@ class Checkpoint:
     Several threads may read tensors; closing waits for the one that is being read.
 
     Args:
-        folder: holds model.safetensors or pytorch_model.bin, or an index.json with the files that
-            it names.
+        folder: holds model.safetensors, or an index.json with the files that it names.
         config: contents of config.json (read_config).
 
     Attributes:
@@ -68,7 +65,7 @@ class Checkpoint:
         self._reading = Lock()
         with ExitStack() as opened:
             for path, listed in _files(folder).items():
-                self._add(OPENERS[path.suffix](inside(path), opened), listed)
+                self._add(SafetensorsFile(inside(path), opened), listed)
             if config.get("quantization_config") is not None:
                 self._sources = unpacked(config["quantization_config"], self._sources)
             self._opened = opened.pop_all()
@@ -183,25 +180,23 @@ def object_of(name: str, content: bytes) -> Dict[str, Any]:
 
 def _files(folder: Path) -> Dict[Path, List[str]]:
     """Return the weight files, each with the tensor names that an index lists for it."""
-    for whole, index in zip(WHOLE, SHARDED, strict=True):
-        if (folder / whole).is_file():
-            return {folder / whole: []}
-        if (folder / index).is_file():
-            return _sharded(folder, index)
+    if (folder / WHOLE).is_file():
+        return {folder / WHOLE: []}
+    if (folder / SHARDED).is_file():
+        return _sharded(folder)
     got = f"none in {str(folder)!r}"
-    raise refusal(WHERE, f"one of {', '.join((*WHOLE, *SHARDED))}", got, "give another folder")
+    raise refusal(WHERE, f"{WHOLE} or {SHARDED}", got, f"if it has other files, {CONVERT}")
 
 
-def _sharded(folder: Path, index: str) -> Dict[Path, List[str]]:
-    places = _json(folder / index).get("weight_map")
-    suffix = Path(index.removesuffix(".index.json")).suffix
+def _sharded(folder: Path) -> Dict[Path, List[str]]:
+    places = _json(folder / SHARDED).get("weight_map")
     if not isinstance(places, dict) or not places:
-        rule = f"weight_map of {index} to map tensor names to files"
+        rule = f"weight_map of {SHARDED} to map tensor names to files"
         raise refusal(WHERE, rule, type(places).__name__, AGAIN)
     files: Dict[Path, List[str]] = {}
     for name, file in places.items():
-        if not isinstance(file, str) or Path(file).name != file or Path(file).suffix != suffix:
-            rule = f"{index} to name {suffix} files in its own folder"
+        if not isinstance(file, str) or Path(file).name != file or Path(file).suffix != SUFFIX:
+            rule = f"{SHARDED} to name {SUFFIX} files in its own folder"
             raise refusal(WHERE, rule, repr(file), AGAIN)
         files.setdefault(folder / file, []).append(name)
     return files

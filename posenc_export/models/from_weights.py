@@ -13,7 +13,7 @@ from posenc_export.models.config import BlockConfig
 from posenc_export.models.layouts import to_half, to_interleaved
 from posenc_export.models.named_projections import ENCODING, find
 from posenc_export.models.short_forms import block_config
-from posenc_export.models.tensor_files import OPENERS, TorchFile
+from posenc_export.models.tensor_files import SafetensorsFile
 from posenc_export.shared.refusal import refusal
 
 Array = Union[np.ndarray, Tensor]
@@ -125,12 +125,11 @@ def fill(
 
 
 def read_file(path: Path, prefix: str = "") -> Tuple[Dict[str, Array], List[str]]:
-    """Read attention weights from a .safetensors file or a dictionary of tensors that torch.save
-    wrote. prefix: beginning of the names of one attention. Returns: as `projections`. ValueError:
-    as for `find`, or no file.
+    """Read attention weights from a .safetensors file, as `projections` returns them. prefix:
+    beginning of the names of one attention. ValueError: as for `find`, or no file.
     """
     with ExitStack() as opened:
-        file = OPENERS.get(path.suffix, TorchFile)(path, opened)
+        file = SafetensorsFile(path, opened)
         return projections({name: file.shape(name) for name in file.names()}, file.tensor, prefix)
 
 

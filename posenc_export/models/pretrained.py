@@ -30,8 +30,8 @@ def from_pretrained(
     (models/by_transformers.py), float32, in eval mode.
 
     Args:
-        path: folder with config.json and model.safetensors or pytorch_model.bin, whole or in
-            shards, as transformers saves it.
+        path: folder with config.json and model.safetensors, whole or in shards, as transformers
+            saves it.
             tokenizer.json and the files in models.checkpoint.TOKENIZER_FILES are copied into
             artefacts if they exist. Or a GGUF file, whose name ends in .gguf, which holds all of
             these. A folder of sentence-transformers (models/sentence_transformers.py) gives a

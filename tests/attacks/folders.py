@@ -6,7 +6,6 @@ import io
 import json
 import os
 import struct
-import zipfile
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
@@ -115,26 +114,18 @@ def of_keys() -> Iterator[Tuple[str, Write]]:
                 yield f"{file} {key} {kind}", _written(file, content)
 
 
-def _saved(value: Any, protocol: int = 2, compressed: bool = False) -> bytes:
-    stream, packed = io.BytesIO(), io.BytesIO()
-    torch.save(value, stream, pickle_protocol=protocol)
-    with zipfile.ZipFile(stream) as archive, zipfile.ZipFile(packed, "w") as other:
-        for name in archive.namelist():
-            content = archive.read(name) + b"." * (compressed and name.endswith(".pkl")) * (1 << 24)
-            other.writestr(
-                name, content, zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
-            )
-    return packed.getvalue()
+def _saved(value: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
 
 
 def of_pickles() -> Iterator[Tuple[str, Write]]:
     """Pickles in every place where torch reads one."""
     payloads: Dict[str, Callable[[Path], bytes]] = {
         "command": lambda trace: _saved({"a": Command(trace)}),
-        "command by a later protocol": lambda trace: _saved({"a": Command(trace)}, 4),
         "command in a bare pickle": lambda trace: _bare(Command(trace)),
         "memory": lambda _: _saved({"a": Sized()}),
-        "compressed": lambda _: _saved({"a": torch.ones(2)}, compressed=True),
     }
     files = ("pytorch_model.bin", "model.safetensors", "training_args.bin")
     for file in (*files, "optimizer.pt", "model.ckpt", "tokenizer.json", "config.json", "m.gguf"):

@@ -138,10 +138,8 @@ OF_FOLDERS = (
     "tokenizer_config.json as a link out",  # publishes a file of the user
     "config.json as a pipe",
     "model.safetensors.index.json weight_map path",
-    "pytorch_model.bin with a pickle: compressed",
     "gguf with a long array",
     "pytorch_model.bin with a pickle: command",
-    "pytorch_model.bin with a pickle: memory",
     "safetensors of more than 64 bits",
 )
 THREATS: Dict[str, Threat] = {

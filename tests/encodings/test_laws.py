@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from posenc_export import encodings
 from posenc_export.encodings.shared.rotary import Rotary
+from posenc_export.ops import TokenPlaces
 from posenc_export.shared.numerics import tolerance
 
 REACH = 1 << 14
@@ -160,7 +161,8 @@ def _mixed(variant: str, order: torch.Tensor) -> torch.Tensor:
         torch.zeros((1, s.sizes[0], 0, s.sizes[1]) if s.grows else (1, *s.sizes)) for s in carried
     ]
     with torch.no_grad():
-        y, _ = model(x, places, coordinates, places, torch.zeros(1, dtype=torch.int64), states)
+        first = torch.zeros(1, dtype=torch.int64)
+        y, _ = model(x, TokenPlaces(places, coordinates, places, first), states)
     return y[0, -1]  # type: ignore[no-any-return]
 
 

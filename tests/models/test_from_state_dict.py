@@ -9,6 +9,7 @@ from typing import Any, Dict
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from posenc_export import (
@@ -165,15 +166,14 @@ def test_a_prefix_for_names_without_one_is_refused() -> None:
         find({"in_proj_weight": (3 * WIDTH, WIDTH), "out_proj.weight": (WIDTH, WIDTH)}, "model.")
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_the_command_reads_a_file_of_torch_and_prints_which_tensor_is_which(
-    nested: bool, tmp_path: Path, capsys: pytest.CaptureFixture
+def test_the_command_reads_a_file_and_prints_which_tensor_is_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     weights = {f"layers.0.attn.{name}": value for name, value in _mha().state_dict().items()}
-    torch.save({"state_dict": weights, "step": 3} if nested else weights, tmp_path / "model.pt")
+    save_file(weights, tmp_path / "model.safetensors")
     chosen = [
         "--weights",
-        str(tmp_path / "model.pt"),
+        str(tmp_path / "model.safetensors"),
         "--prefix",
         "layers.0.attn.",
         "--heads",
