@@ -133,14 +133,14 @@ def _passes(first: _Call, read: List[Any]) -> bool:
     result.
     """
     (before, *_), (x, *_) = ([*_tensors(leaves), None] for leaves in (first.read, read))
-    result, *others = _tensors(first.given) or [None]
-    if not (isinstance(x, Tensor) and x.is_floating_point()):
+    results = _tensors(first.given)
+    if not (results and isinstance(x, Tensor) and x.is_floating_point()):
         return False
-    if not (_exchangeable(before, x) and _exchangeable(result, x)):
+    if not (_exchangeable(before, x) and _exchangeable(results[0], x)):
         return False
     pairs = [(a, b) for a, b in zip(first.read, read, strict=True) if b is not x]
     equal = (a is b if isinstance(b, Tensor) else _exchangeable(a, b) for a, b in pairs)
-    return all(equal) and all(y.is_floating_point() for y in others)
+    return all(equal) and all(y.is_floating_point() for y in results)
 
 
 def _first(

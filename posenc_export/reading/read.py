@@ -136,7 +136,8 @@ def read(
     captured = capture(module, example, max_positions, **how)  # type: ignore[arg-type]
     with naming(captured.where):
         found = findings(captured)
-        reading = captured.short and _reading(captured, captured.short, found, make)
+        short = captured.short
+        reading = _reading(captured, short, found, make) if short else None
         if reading is None:  # no layers are alike by their numbers
             reading = _reading(captured, None, found, make)
         assert reading is not None
