@@ -17,11 +17,6 @@ from posenc_export.shared.places import evaluate
 from posenc_export.shared.refusal import refusal
 
 
-def scale_of(config: AttentionConfig, encoding: PositionEncoding) -> float:
-    """Return the factor on scores, by default that of the encoding."""
-    return encoding.score_scale(config.head_size) if config.scale is None else config.scale
-
-
 class Attention(torch.nn.Module):
     """Grouped-query attention: project, rotate, append to the cache, attend, project. Bidirectional
     attention has no cache.
@@ -48,7 +43,8 @@ class Attention(torch.nn.Module):
             raise refusal("attention", rule, "both", "remove one of them")
         self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
         self.given_scale = config.scale
-        self.scale = scale_of(config, encoding)
+        size, own = config.head_size, config.scale
+        self.scale = encoding.score_scale(size) if own is None else own
         self.softcap, self.cached, self.encoding = config.softcap or 0.0, config.causal, encoding
         self.kept = len(encoding.layer_states())
         self.visibility = build("sees", config.sees)

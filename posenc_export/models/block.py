@@ -89,8 +89,9 @@ class AttentionBlock(torch.nn.Module):
             raise refusal("weights", "tensors by name", got, "give its state_dict()")
         shapes = {name: np.shape(value) for name, value in state_dict.items()}
         weights, _ = from_weights.projections(shapes, state_dict.__getitem__, prefix)
-        sizes = (heads, max_positions, kv_heads)
-        config, parameters = from_weights.pack(weights, *sizes, encoding, causal)
+        config, parameters = from_weights.pack(
+            weights, heads, max_positions, kv_heads, encoding, causal
+        )
         block = cls(config)
         from_weights.fill(block, parameters, layout, weights)
         return block.eval()

@@ -1,7 +1,7 @@
 """Checkpoints of transformers that others quantized, read as float32, one tensor at a time."""
 
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
@@ -62,9 +62,6 @@ class PackedTensor(Matrix):
         self.path = Path(sources[layout.mark][0].path)
         self._name, self._layout, self._sources = name, layout, sources
         self.rows = next(iter(self.shape(name)), 0)
-
-    def names(self) -> List[str]:
-        return [self._name]
 
     def shape(self, name: str) -> packed_layouts.Shape:
         shapes = {end: file.shape(name) for end, (file, name) in self._sources.items()}

@@ -47,7 +47,7 @@ class Stack(torch.nn.Module):
         self.axes, self.coordinate_range, self.with_position = read
         self.tokens: Any = Tokens(config.width, config.tokens, self.token_encoding)
         pairs = zip(kinds, built, strict=True)
-        self.layers = torch.nn.ModuleList(Layer(config.width, *pair) for pair in pairs)
+        self.layers = torch.nn.ModuleList(Layer(width, kind, own) for kind, own in pairs)
         self.norm = build("norm", config.norm or {"name": "none"}, width)
         self.head = self._build_head()
         self.masks, self.mask_of = shared_masks(kinds, built)
