@@ -15,10 +15,9 @@ import numpy as np
 from bench.ruined_graphs import BLOCKED, FEW_BITS, FORMATS, NATIVE, ORIGINAL, WEIGHT
 from posenc_export.export.targets import (
     by_query,
+    cached_attention,
     fused_weights,
-    native_attention,
     ort,
-    ort_attention,
     ort_slots,
     standard,
 )
@@ -100,10 +99,7 @@ def _window(change: Callable[[int], Optional[int]]) -> Any:
         others = {name: value for name, value in attributes.items() if name != "local_window_size"}
         return others if size is None else {**others, "local_window_size": size}
 
-    return _several(
-        _results(ort_attention, "_bias_and_window", lambda both, *_: (both[0], changed(both[1]))),
-        _results(native_attention, "_attributes", lambda attributes, *_: changed(attributes)),
-    )
+    return _results(cached_attention, "_attributes", lambda attributes, *_: changed(attributes))
 
 
 def _rotations(change: Callable[[Any], Dict[str, Any]]) -> Any:
@@ -117,12 +113,12 @@ def _rotations(change: Callable[[Any], Dict[str, Any]]) -> Any:
         return nodes and (turned(nodes[0]), turned(nodes[1]), nodes[2])
 
     return _several(
-        _results(ort_attention, "rotation_by_slot", lambda node, *_: node and turned(node)),
-        _results(native_attention, "_rotation", of_native),
+        _results(cached_attention, "rotation_by_slot", lambda node, *_: node and turned(node)),
+        _results(cached_attention, "_rotation", of_native),
     )
 
 
-def _last_slot_lost(lengths: Tuple[Any, Any], op: Builder) -> Any:
+def _last_slot_lost(lengths: Tuple[Any, Any], op: Builder, *_: Any) -> Any:
     """Count a token less in rows of more than 300."""
     valid, total = lengths
     deep = op.Cast(op.Greater(valid, op.constant(300, "int32")), to=6)

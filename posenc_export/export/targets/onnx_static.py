@@ -4,7 +4,7 @@ from typing import Tuple
 
 import onnx_ir as ir
 
-from posenc_export.export.targets import onnx_growing, ort_attention, ort_slots, standard
+from posenc_export.export.targets import cached_attention, onnx_growing, ort_slots, standard
 from posenc_export.export.targets.builder import Builder
 from posenc_export.export.targets.rewriter import Table
 from posenc_export.ops import graph
@@ -15,18 +15,13 @@ def slide(op: Builder, node: graph.Attend) -> ir.Value:
     """Let the caches of a layer begin at a later token than the first if queries read the last
     tokens only: the mask then has the positions in the slots of such a cache.
     """
-    appended, mask = standard.appended_here(node), graph.Mask.of(node.mask)
-    if appended is None or mask is None:
-        return node.output
-    scores = ort_attention.with_scores(node, mask)
-    window = 0 if scores else ort_attention.window_of(op, mask)
-    if window:
-        for append in appended:
-            assert append.past.name is not None and append.past.shape is not None
-            op.windows[append.past.name] = window
+    cached = cached_attention.Cached.of(node)
+    if cached is not None and cached.slides(op, cached.with_scores):
+        for append in (cached.key, cached.value):
+            assert append.past.shape is not None
             append.past.shape = ir.Shape([*append.past.shape[:2], W, *append.past.shape[3:]])
-        keys = positions_in_windows(op, mask.key_positions)
-        node.node.replace_input_with(3, standard.mask_of_keys(op, mask, keys))
+        keys = positions_in_windows(op, cached.mask.key_positions)
+        node.node.replace_input_with(3, standard.mask_of_keys(op, cached.mask, keys))
     return node.output
 
 

@@ -12,12 +12,12 @@ from typing import Tuple
 import onnx_ir as ir
 
 from posenc_export.export.targets import (
+    cached_attention,
     content,
     counts,
     experts,
     gated_delta,
     onnx_growing,
-    ort_attention,
     ort_slots,
     standard,
 )
@@ -35,7 +35,7 @@ def wave_products(op: Builder, node: graph.WaveProducts) -> ir.Value:
     """Use that slots of compact rows have consecutive positions."""
     if not ort_slots.in_slots(op, node.k_positions):
         return content.wave_products(op, node)
-    first, total = ort_slots.first_position(op), ort_slots.total(op)
+    first, total = op.input("first_position"), ort_slots.total(op)
     return content.consecutive_wave_products(op, node, first, total)
 
 
@@ -92,7 +92,7 @@ LOWERING: Tuple[Table, ...] = (
         **{kind: emit for kind, emit in onnx_growing.LOWERING[0].items() if kind not in LATER},
         graph.AppendPositions: append_positions,
         graph.Distances: distances,
-        graph.Attend: ort_attention.attend,
+        graph.Attend: cached_attention.attend,
         graph.WaveProducts: wave_products,
         graph.RowsAtCounts: rows_at_counts,
         graph.GatedDelta: gated_delta.fused,

@@ -11,9 +11,9 @@ import onnx_ir as ir
 from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.export.manifest_writer import Graph
 from posenc_export.export.targets import (
+    cached_attention,
     experts,
     ort,
-    ort_attention,
     standard,
 )
 from posenc_export.export.targets.builder import MICROSOFT, Builder
@@ -32,13 +32,13 @@ CHUNK = 1024
 
 
 def attend(op: Builder, node: graph.Attend) -> ir.Value:
-    """As `ort_attention.attend`; sinks beside a bias, which GroupQueryAttention refuses on CUDA,
+    """As `cached_attention.attend`; sinks beside a bias, which GroupQueryAttention refuses on CUDA,
     take standard operators.
     """
     mask = graph.Mask.of(node.mask)
     biased = node.content is not None or (mask is not None and (mask.bias or mask.chunk))
     refused = node.sinks is not None and biased
-    return standard.attend(op, node) if refused else ort_attention.attend(op, node)
+    return standard.attend(op, node) if refused else cached_attention.attend(op, node)
 
 
 def sum_and_norm(op: Builder, node: ir.Node) -> Replaced:

@@ -16,8 +16,8 @@ from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.export.manifest_writer import Graph
 from posenc_export.export.quantization.grid import Codes, Grid
 from posenc_export.export.targets import (
+    cached_attention,
     counts,
-    native_attention,
     ort,
     picked_rows,
 )
@@ -73,8 +73,8 @@ LATER = (
 LOWERING: Tuple[Table, ...] = (
     {
         **{kind: lower for kind, lower in ort.LOWERING[0].items() if kind not in LATER},
-        graph.Attend: native_attention.attend,
-        graph.AttendTurnedKeys: native_attention.attend_turned_keys,
+        graph.Attend: cached_attention.attend_natively,
+        graph.AttendTurnedKeys: cached_attention.attend_turned_keys,
         graph.RowsAtCounts: rows_at_counts,
     },
     {kind: ort.LOWERING[0][kind] for kind in LATER},

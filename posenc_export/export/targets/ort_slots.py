@@ -1,7 +1,8 @@
-"""Target `ort`: slots of new tokens and numbers of valid slots, as values of the graph.
+"""Targets `ort`, `ort-native`, `ort-cuda`: slots of new tokens and numbers of valid slots.
 
 With position_ids, rows are compact: the tokens of a row fill its first slots. With attention_mask,
-a slot is a column of the mask.
+a slot is a column of the mask. Caches of windows may begin at a later token than the first: with
+`slides`, values are counted from the first token in them.
 """
 
 from typing import Optional, Tuple
@@ -17,28 +18,20 @@ def by_columns(op: Builder) -> Optional[ir.Value]:
     return next((value for value in op.graph.inputs if value.name == "attention_mask"), None)
 
 
-def lengths(op: Builder) -> Tuple[ir.Value, ir.Value]:
+def lengths(op: Builder, slides: bool = False) -> Tuple[ir.Value, ir.Value]:
     """Return seqlens_k [B], a row's tokens minus 1, and total_sequence_length [], both int32: two
     inputs, or computed from an attention_mask, of which every column is a slot.
     """
     attention_mask = by_columns(op)
+    if slides:
+        last = op.Sub(op.input("seqlens_k"), op.input("window_start"))
+        return last, op.Add(op.ReduceMax(last, keepdims=0), op.constant(1, "int32"))
     if attention_mask is None:
         return op.input("seqlens_k"), op.input("total_sequence_length")
-    total = op.Cast(op.Shape(attention_mask, start=1, end=2), to=INT32)
-    last = op.Sub(total, op.constant([1], "int32"))
+    columns = op.Cast(op.Shape(attention_mask, start=1, end=2), to=INT32)
+    last = op.Sub(columns, op.constant([1], "int32"))
     rows = op.Expand(last, op.Shape(attention_mask, start=0, end=1))
-    return rows, op.Squeeze(total)
-
-
-def lengths_in_windows(op: Builder) -> Tuple[ir.Value, ir.Value]:
-    """Return the two values of `lengths` counted from the first token in the caches of windows."""
-    last = op.Sub(op.input("seqlens_k"), op.input("window_start"))
-    return last, op.Add(op.ReduceMax(last, keepdims=0), op.constant(1, "int32"))
-
-
-def cache_position(op: Builder) -> ir.Value:
-    """Return the input cache_position [B,S] int64: the slot of each new token, in compact rows."""
-    return op.input("cache_position")
+    return rows, op.Squeeze(columns)
 
 
 def window_start(op: Builder) -> ir.Value:
@@ -46,19 +39,15 @@ def window_start(op: Builder) -> ir.Value:
     return op.Cast(op.Unsqueeze(op.input("window_start"), [1]), to=INT64)
 
 
-def position_in_windows(op: Builder) -> ir.Value:
-    """Return `cache_position` counted from the first token in the caches of windows."""
-    return op.Sub(cache_position(op), window_start(op))
+def cache_position(op: Builder, slides: bool = False) -> ir.Value:
+    """Return the slot of each new token in compact rows, [B,S] int64."""
+    places = op.input("cache_position")
+    return op.Sub(places, window_start(op)) if slides else places
 
 
-def total(op: Builder) -> ir.Value:
+def total(op: Builder, slides: bool = False) -> ir.Value:
     """Return the number of valid slots of the longest row, [] int64."""
-    return op.Cast(lengths(op)[1], to=INT64)
-
-
-def first_position(op: Builder) -> ir.Value:
-    """Return the position in slot 0 of each compact row [B,1]."""
-    return op.input("first_position")
+    return op.Cast(lengths(op, slides)[1], to=INT64)
 
 
 def slots(op: Builder) -> ir.Value:
@@ -66,22 +55,13 @@ def slots(op: Builder) -> ir.Value:
     return op.input("slots") if op.on_device else op.Range(op.constant(0), total(op), 1)
 
 
-def key_positions(op: Builder) -> ir.Value:
-    """Return the positions of the slots of compact rows [B,T]."""
-    return positions_of(op, slots(op))
-
-
-def key_positions_in_windows(op: Builder) -> ir.Value:
-    """Return the positions of the slots of caches of windows [B,T]."""
-    total = op.Cast(lengths_in_windows(op)[1], to=INT64)
-    return positions_of(op, op.Add(window_start(op), op.Range(op.constant(0), total, 1)))
-
-
-def positions_of(op: Builder, slots: ir.Value) -> ir.Value:
-    """Return the positions [B,T] of slots [T] or [B,T]: the position in slot 0 plus the slot. Free
+def key_positions(op: Builder, slides: bool = False) -> ir.Value:
+    """Return the positions [B,T] of the slots of compact rows: that in slot 0 plus the slot. Free
     slots of a row can lie past the range of positions; they get -1, as padding.
     """
-    positions = op.Add(first_position(op), slots)
+    tokens = slots(op) if not slides else op.Range(op.constant(0), total(op, slides), 1)
+    tokens = op.Add(window_start(op), tokens) if slides else tokens
+    positions = op.Add(op.input("first_position"), tokens)
     return op.Where(op.Less(positions, op.constant(op.max_positions)), positions, op.constant(-1))
 
 
