@@ -1,6 +1,6 @@
 """Nodes of com.microsoft for rounded weights, of target `ort`."""
 
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional
 
 import numpy as np
 import onnx_ir as ir
@@ -26,7 +26,6 @@ class Fused(Standard):
     def __init__(self, activations: str) -> None:
         super().__init__(activations)
         self.accuracy = ROUNDED if activations == "int8" else PLAIN
-        self._zeros: Dict[Tuple[Any, ...], ir.Value] = {}  # by the axes of tokens
 
     def table(self) -> Mapping[str, NodeLowering]:
         return {**super().table(), "MoE": self.experts}
@@ -101,28 +100,14 @@ class Fused(Standard):
         one, zero = op.constant(1, "float32"), op.constant(ZERO_POINT, "uint8")
         # One block per token. With Div and then QuantizeLinear with scale 1, a product takes 1.01
         # to 1.06 of the time.
-        zeros = self._zero_points(op, node, of_token)
+        points = ir.tensor(np.array([ZERO_POINT], np.uint8))
+        zeros = op.ConstantOfShape(op.Shape(of_token), value=points)
         whole = op.QuantizeLinear(x, of_token, zeros, axis=-1, block_size=codes.inputs)
         weight = op.weight(f"{name}.codes", lambda: codes.codes[:, 0].T)
         scales = op.weight(f"{name}.scales", lambda: codes.scales[:, 0].copy())
         y = op.MatMulIntegerToFloat(whole, weight, one, scales, zero, domain=MICROSOFT)
         return op.Mul(y, of_token)
 
-    def _zero_points(self, op: Builder, node: ir.Node, of_token: ir.Value) -> ir.Value:
-        """Return a zero point for each token, shared by products of equal shapes."""
-        axes = [None, None] if node.outputs[0].shape is None else node.outputs[0].shape
-        known = tuple(getattr(axis, "value", axis) for axis in axes[:-1])
-        if None in known:
-            return _filled(op, of_token)
-        if known not in self._zeros:
-            self._zeros[known] = _filled(op, of_token)
-        return self._zeros[known]
-
     def _packed(self, op: Builder, name: str, grid: Grid, codes: Codes) -> ir.Value:
         """Return the codes as unsigned integers [N,blocks,bytes] uint8."""
         return op.weight(f"{name}.codes", lambda: packed_codes(codes.codes, grid))
-
-
-def _filled(op: Builder, of_token: ir.Value) -> ir.Value:
-    """Return ZERO_POINT in the shape of the scales [...,1], uint8."""
-    return op.ConstantOfShape(op.Shape(of_token), value=ir.tensor(np.array([ZERO_POINT], np.uint8)))
