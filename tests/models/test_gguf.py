@@ -26,7 +26,7 @@ def _loaded(path: Path, head: bool = True) -> Any:
     with GGUFCheckpoint(path) as checkpoint, torch.no_grad():
         kind = by_transformers.kind_of(checkpoint.config, head)
         model = by_transformers.load(kind, checkpoint)
-    model.choose_factors(None)
+    model.choose_factors()
     return model
 
 
