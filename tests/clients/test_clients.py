@@ -159,17 +159,6 @@ def test_the_program_for_a_sentence_encoder_prints_the_embedding_of_ids(
     assert np.allclose(np.array(capsys.readouterr().out.split(), float), [3, *wanted[0]], atol=1e-5)
 
 
-def test_the_program_for_labels_of_tokens_gives_the_second_output(tmp_path: Path) -> None:
-    folder, tokens = (
-        exported(tmp_path / "a", sources(after="labels"), "onnx"),
-        np.array([[5, 6, 7]]),
-    )
-    client = _python(folder)
-    output, _ = client["call"](client["load"](folder), {}, tokens, 0)
-    wanted = load(folder, provider="cpu").session().read_out(tokens)
-    assert worst_error(output, wanted) <= 1e-5
-
-
 @pytest.mark.parametrize(("name", "target", "signature"), CASES)
 def test_the_python_program_gives_the_outputs_of_a_session(
     name: str, target: str, signature: str, tmp_path: Path
