@@ -135,8 +135,8 @@ def integer_part(whole: Nodes) -> IntegerPart:
         if node.operator in SIZES or varying.intersection(node.inputs):
             varying.update(node.outputs)
         if node.operator in ("Gather", "GatherND") and node.inputs[0] in graph.constants:
-            if node.inputs[1] in varying:
-                stored = graph.constants[node.inputs[0]]
+            stored = graph.constants[node.inputs[0]]
+            if node.inputs[1] in varying and stored.shape != (1,):
                 part.tables.setdefault(node.inputs[1], []).append(stored)
     for name in graph.outputs:
         if name in varying and name in known:

@@ -414,7 +414,9 @@ def _gather(context: Translation, node: Node, x: Tensor, at: Tensor) -> Tensor:
     axis, rank = _axis(node.attributes.get("axis", 0), len(x.shape)), len(at.shape)
 
     def entry(index: Index) -> Any:
-        place = _wrapped(whole_number(at.at(index[axis : axis + rank])), x.shape[axis])
+        size, place = x.shape[axis], 0
+        if not (isinstance(size, int) and size == 1):  # a look-up in one row gives it or fails
+            place = _wrapped(whole_number(at.at(index[axis : axis + rank])), size)
         return x.at([*index[:axis], place, *index[axis + rank :]])
 
     return Tensor([*x.shape[:axis], *at.shape, *x.shape[axis + 1 :]], entry)
@@ -521,23 +523,30 @@ def _reduced(x: Tensor, keepdims: Any) -> Tensor:
 
 
 def _sum(context: Translation, node: Node, x: Tensor, axes: Optional[Tensor] = None) -> Tensor:
-    """CumSum, ReduceSum, ReduceMax or ReduceMin whose result is known for what it adds up."""
+    """CumSum, ReduceSum, ReduceMax or ReduceMin; the result is known for some of what it adds."""
     cumulative, rank = node.operator == "CumSum", len(x.shape)
     over = _over_axes(node, rank, axes)
     if cumulative and (node.attributes.get("exclusive") or node.attributes.get("reverse")):
         raise Untranslated("a sum in another order")
     entries, one = broadcast(whole_number, x), not cumulative and node.attributes.get("keepdims", 1)
-    zeros = Tensor(x.shape, lambda index: 0)
-    if node.operator in ("CumSum", "ReduceSum") and context.solver.same(entries, zeros):
-        sizes = [1 if one and axis in over else size for axis, size in enumerate(x.shape)]
-        kept = [size for axis, size in enumerate(sizes) if one or cumulative or axis not in over]
-        return Tensor(kept, lambda index: 0)
-    for operator, summed, result in context.sums:
-        last = over == [len(summed.shape) - 1]
-        if operator == node.operator and last and len(summed.shape) == rank:
-            if context.solver.same(entries, summed):
-                return _reduced(result, one)
-    raise Untranslated(f"{node.operator} of values without a known sum")
+    sizes = [1 if one and axis in over else size for axis, size in enumerate(x.shape)]
+    kept = [size for axis, size in enumerate(sizes) if one or cumulative or axis not in over]
+
+    def unknown(index: Index) -> Any:
+        raise Untranslated(f"{node.operator} of values without a known sum")
+
+    try:
+        zeros = Tensor(x.shape, lambda index: 0)
+        if node.operator in ("CumSum", "ReduceSum") and context.solver.same(entries, zeros):
+            return Tensor(kept, lambda index: 0)
+        for operator, summed, result in context.sums:
+            last = over == [len(summed.shape) - 1]
+            if operator == node.operator and last and len(summed.shape) == rank:
+                if context.solver.same(entries, summed):
+                    return _reduced(result, one)
+    except Untranslated:  # a sum of unknown sums
+        pass
+    return Tensor(kept, unknown)
 
 
 # Operators without a definition: functions of single numbers, and others of many.
