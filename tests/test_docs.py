@@ -1,6 +1,8 @@
 """The documentation agrees with the source tree."""
 
 import json
+import pydoc
+import re
 from pathlib import Path
 from typing import Any, Dict
 
@@ -34,3 +36,9 @@ def test_the_notebook_runs_from_top_to_bottom(
         max(names["errors"]["exact"]) < max(names["errors"]["float32"])
         and (tmp_path / "build/tour/alibi.svg").is_file()
     )
+
+
+def test_the_pages_of_the_api_name_what_exists() -> None:
+    for page in sorted((TOP / "docs/api").glob("*.md")):
+        for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+            assert pydoc.locate(name) is not None, f"{page.name} has {name}"
