@@ -87,6 +87,8 @@ def _print_cells(certificate: Proof, every: bool) -> None:
         print(f"edges that no cell reached: {unreached}")
     if unproved := certificates.format_unproved(certificate):
         print(f"checks that compared nothing: {unproved}")
+    for name, failure in certificates.failed_checks(certificate).items():
+        print(f"check {name}: {failure}")
 
 
 def _print_verdict(certificate: Proof, target: str) -> None:

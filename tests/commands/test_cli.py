@@ -7,13 +7,14 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import List
+from typing import Any, List
 
 import numpy as np
 import pytest
 
 import posenc_export
 from posenc_export import __version__
+from posenc_export.commands import verify as verify_command
 from posenc_export.commands.cli import main, parser_of
 from posenc_export.commands.export import _weights as weights_of
 from posenc_export.commands.terminal import summary
@@ -416,6 +417,21 @@ def test_a_verification_of_ort_cuda_on_the_cpu_says_that_nothing_ran_on_cuda(
     assert capsys.readouterr().out.endswith(
         "passed (values on the CPU only; nothing ran on CUDA)\n"
     )
+
+
+def test_a_check_that_failed_is_named_with_its_first_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    whole = verify_command.verify
+
+    def failing(*arguments: Any, **named: Any) -> Any:
+        proof = whole(*arguments, **named)
+        proof["checks"]["numbers"]["failures"] = {"layers.0.weight": "expected 1, got 2"}
+        return {**proof, "passed": False}
+
+    monkeypatch.setattr(verify_command, "verify", failing)
+    assert main(["verify", "tiny-rope", "--quick", "--no-record"]) == 1
+    assert "check numbers: layers.0.weight: expected 1, got 2\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("option", ["-V", "--version"])

@@ -244,7 +244,7 @@ def _attention(kernel: Kernel, node: Node, values: Values) -> Case:
         seen[..., 0] = True
         biases = random.standard_normal(seen.shape, np.float32)
         boolean = free.get(roles.get("mask", "")) == "bool"
-        drawn["mask"] = seen if boolean else np.where(seen, biases, HIDDEN)
+        drawn["mask"] = seen if boolean else np.where(seen, biases, np.float32(HIDDEN))
         return {name: drawn[role] for role, name in roles.items() if name}
 
     def ratio(feeds: Feeds, found: Outputs) -> float:
