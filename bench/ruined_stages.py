@@ -11,10 +11,11 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, Optional, Tupl
 from unittest import mock
 
 import numpy as np
+import torch
 
 from bench.ruined_graphs import BLOCKED, FEW_BITS, FORMATS, NATIVE, ORIGINAL, WEIGHT
+from posenc_export.encodings.rope_longrope import RoPELongRoPE
 from posenc_export.export.targets import (
-    by_query,
     cached_attention,
     fused_weights,
     ort,
@@ -125,11 +126,18 @@ def _last_slot_lost(lengths: Tuple[Any, Any], op: Builder, *_: Any) -> Any:
     return op.Sub(valid, deep), total
 
 
-def far_keys_unwritten(op: Builder, node: Any) -> Any:
+def far_keys_unwritten(_: Any = None) -> ContextManager[Any]:
     """Cache zeros in place of the entries of keys for queries beyond the original length."""
-    zeros = op.Sub(node.far, node.far)
-    wrong: Any = SimpleNamespace(near=node.near, far=zeros, rotary=node.rotary)
-    return by_query.join_rotations(op, wrong)
+    right = RoPELongRoPE.rotate
+
+    def wrong(encoding: Any, q: Any, k: Any, positions: Any) -> Any:
+        of_q, of_k = right(encoding, q, k, positions)
+        if not graph.emitting():
+            return of_q, of_k
+        near, far = of_k.tensor_split([k.size(3)], dim=3)
+        return of_q, torch.cat((near, far - far), dim=3)
+
+    return mock.patch.object(RoPELongRoPE, "rotate", wrong)
 
 
 def _distances_short(distances: Callable[..., Any]) -> Dict[Any, Callable[..., Any]]:
@@ -199,9 +207,7 @@ STAGE_RUINS = (
               lambda _: mock.patch.dict(ort.LOWERING[0], _distances_short(ort.distances)),
               ONE_TABLE),
     StageRuin("lowering: long factors of keys never written", "longrope",
-              lambda _: mock.patch.dict(
-                  ort.LOWERING[1], {graph.JoinRotations: far_keys_unwritten}),
-              ONE_TABLE),
+              far_keys_unwritten, ONE_TABLE),
     StageRuin("runtime: slots shifted from 300 cached tokens on", "rope",
               _input("seqlens_k", lambda last: last - (last > 300)), verifies=True),
     StageRuin("runtime: logits of the token before", "rope",

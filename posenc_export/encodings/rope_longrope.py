@@ -6,6 +6,7 @@ import math
 from typing import Any, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from posenc_export import ops
@@ -19,7 +20,6 @@ from posenc_export.encodings.shared.rotary import (
     waves_of,
 )
 from posenc_export.encodings.shared.tables import wave_tables
-from posenc_export.ops import by_query
 from posenc_export.shared.refusal import refusal
 
 Factors = Union[str, Sequence[float]]
@@ -60,9 +60,15 @@ class RoPELongRoPE(Rotation):
             cos, sin = self.cos.rows, self.sin.rows
             return ops.rotate_both(q, k, positions, cos, sin, self.interleaved)
         near, far = self.rotate_short(q, positions), self.rotate_long(q, positions)
-        of_q = by_query.choose_rotation(near, far, positions, self.size, self.original)
+        is_far = positions.ge(self.original)[:, :, None, None]
+        zero = torch.zeros([1], dtype=q.dtype, device=q.device)
+        of_near = torch.where(is_far, zero, near[..., : self.size])
+        of_far = torch.where(is_far, far[..., : self.size], zero)
+        parts = [of_near, of_far]
+        if self.size < near.size(3):
+            parts = [of_near, near[..., self.size :], of_far]
         near, far = self.rotate_short(k, positions), self.rotate_long(k, positions)
-        return of_q, by_query.join_rotations(near, far, self.size)
+        return torch.cat(parts, dim=-1), torch.cat((near, far[..., : self.size]), dim=-1)
 
     def frequency(self, k: int) -> float:
         """The frequency of the first tables."""

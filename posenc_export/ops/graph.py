@@ -241,16 +241,6 @@ class AttendTurnedKeys(Attend):
     interleaved, first_turned = Attribute(bool), Attribute(int)
 
 
-class JoinRotations(Node):
-    near, far = Input(), Input()
-    rotary = Attribute(int)
-
-
-class ChooseRotation(Node):
-    near, far, positions = Input(), Input(), Input()
-    rotary, first_far = Attribute(int), Attribute(int)
-
-
 class Recur(Node):
     x, hidden, count = Input(), Input(), Input()
     weight, recurrent, bias, recurrent_bias = Input(), Input(), Input(), Input()

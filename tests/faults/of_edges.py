@@ -2,7 +2,6 @@
 
 import functools
 from typing import Any, Callable, ContextManager, Dict, Tuple
-from unittest import mock
 
 import numpy as np
 from msgspec.structs import replace
@@ -11,9 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from bench.ruined_graphs import Graph, attention
 from bench.ruined_stages import far_keys_unwritten
 from bench.ruins import exporting
-from posenc_export.export.targets import ort
 from posenc_export.models.config import StackConfig
-from posenc_export.ops import graph
 from tests import tiny
 
 FURTHEST = 150  # distance from which T5 uses the last bucket
@@ -36,10 +33,6 @@ def encoded(spec: Any, **sizes: Any) -> StackConfig:
         for name, kind in config.layers.items()
     }
     return replace(config, layers=layers)
-
-
-def _long_factors_of_keys_are_never_written() -> ContextManager[Any]:
-    return mock.patch.dict(ort.LOWERING[1], {graph.JoinRotations: far_keys_unwritten})
 
 
 def _slot_one_early(depth: int) -> Callable[[Graph], None]:
@@ -108,7 +101,7 @@ FAULTS: Dict[str, Tuple[StackConfig, Callable[[], ContextManager[None]]]] = {
     },
     "long factors of keys never written": (
         encoded({"name": "rope_longrope", "original_max_positions": 150}),
-        _long_factors_of_keys_are_never_written,
+        far_keys_unwritten,
     ),
     "border of the last bucket one late": (encoded(T5), _exporting(_border(1))),
     "border of the last bucket one early": (encoded(T5), _exporting(_border(-1))),

@@ -7,30 +7,9 @@ import onnx_ir as ir
 
 from posenc_export.export.targets import standard
 from posenc_export.export.targets.builder import DOUBLE, FLOAT, Builder, numbers_of, size
-from posenc_export.ops.graph import AttendTurnedKeys, ChooseRotation, JoinRotations
+from posenc_export.ops.graph import AttendTurnedKeys
 
 DIGITS = 16  # numbers of a digit of a distance (packages/kernels)
-
-
-def join_rotations(op: Builder, node: JoinRotations) -> ir.Value:
-    """Join the entries of both rotations of a key."""
-    return op.Concat(node.near, _entries(op, node.far, 0, node.rotary), axis=3)
-
-
-def choose_rotation(op: Builder, node: ChooseRotation) -> ir.Value:
-    """Set the entries of the rotation that a query does not use to 0."""
-    rotary, head_size, zero = node.rotary, size(node.near, 3), op.constant(0, op.dtype)
-    is_far = op.Unsqueeze(op.GreaterOrEqual(node.positions, node.first_far), [2, 3])
-    parts = [op.Where(is_far, zero, _entries(op, node.near, 0, rotary))]
-    if rotary < head_size:
-        parts.append(_entries(op, node.near, rotary, head_size))
-    parts.append(op.Where(is_far, _entries(op, node.far, 0, rotary), zero))
-    return op.Concat(*parts, axis=3)
-
-
-def _entries(op: Builder, heads: ir.Value, start: int, end: int) -> ir.Value:
-    """Entries start .. end - 1 of heads [B,S,N,D]."""
-    return op.Slice(heads, [start], [end], [3])
 
 
 def attend_turned_keys(op: Builder, node: AttendTurnedKeys) -> ir.Value:

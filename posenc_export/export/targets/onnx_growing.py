@@ -57,8 +57,6 @@ LOWERING: Tuple[Table, ...] = (
         graph.Mask: standard.mask,
         graph.Attend: attend,
         graph.AttendTurnedKeys: by_query.attend_turned_keys,
-        graph.JoinRotations: by_query.join_rotations,
-        graph.ChooseRotation: by_query.choose_rotation,
         graph.Products: content.products,
         graph.WaveProducts: content.wave_products,
         graph.LayersOfRatio: content.layers_of_ratio,

@@ -86,7 +86,7 @@ def transposed_product(op: Builder, node: ir.Node) -> Replaced:
 
 
 # Nodes that are not merged into GroupQueryAttention.
-LATER = (graph.Mask, graph.ChooseRotation, graph.JoinRotations, graph.Rotate)
+LATER = (graph.Mask, graph.Rotate)
 LOWERING: Tuple[Table, ...] = (
     {
         **{kind: emit for kind, emit in onnx_growing.LOWERING[0].items() if kind not in LATER},
