@@ -9,7 +9,7 @@ import numpy as np
 
 from posenc_export.commands.loading import loaded, model_of
 from posenc_export.commands.options import PROVIDER, THREADS, Table, option
-from posenc_export.runtime.session.text import check_embeds
+from posenc_export.runtime.session.model import check_embeds
 
 TOGETHER = 1024  # texts that are sorted by length and read before the next ones
 ARRAY = ".npy"

@@ -18,7 +18,7 @@ from posenc_export.commands.options import (
 )
 from posenc_export.commands.terminal import print_text
 from posenc_export.runtime.session.generation import Sampling, check_generates, start_token
-from posenc_export.runtime.session.text import MAX_TOKENS, Writer, prompt_ids
+from posenc_export.runtime.session.model import MAX_TOKENS, Writer, prompt_ids
 from posenc_export.shared.refusal import refusal
 
 OPTIONS: Table = {

@@ -19,9 +19,8 @@ from posenc_export.runtime.artefact.rules import WEIGHTS, graph_file
 from posenc_export.runtime.graphs import providers
 from posenc_export.runtime.graphs.providers import AUTO, Threads, threads_for
 from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.session.model import Model
+from posenc_export.runtime.session.model import Conversation, Model
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.session.text import Conversation
 
 __all__ = [
     "Conversation", "GraphError", "Manifest", "Model", "Proof", "Session",

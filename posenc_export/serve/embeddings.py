@@ -11,8 +11,8 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.requests import ClientDisconnect
 
-from posenc_export.runtime.session import errors, text
-from posenc_export.runtime.session.model import Model
+from posenc_export.runtime.session import errors
+from posenc_export.runtime.session.model import Model, check_model, embed, longest, rows_of
 from posenc_export.serve import http
 from posenc_export.serve.access import Access, http_error
 from posenc_export.serve.protocol import FAST, Fields, Ids
@@ -47,7 +47,7 @@ class Embedder:
     """
 
     def __init__(self, name: str, model: Model, limits: Limits) -> None:
-        text.check_model(model)
+        check_model(model)
         self.name, self.model, self.limits, self.created = name, model, limits, int(time.time())
         self.waiting = 0
         self._turn = asyncio.Lock()
@@ -98,10 +98,10 @@ class Embedder:
             rule = f"at most {MOST_INPUTS} texts"
             raise refusal("input", rule, len(inputs), "send several requests")
         if isinstance(inputs[0], str):
-            rows = text.rows_of(self.model, inputs, asked.prompt_name)
+            rows = rows_of(self.model, inputs, asked.prompt_name)
         else:
             rows = [np.array(ids, np.int64) for ids in inputs]
-        return rows, text.embed(self.model, rows)
+        return rows, embed(self.model, rows)
 
 
 def _written(row: np.ndarray, form: str) -> Union[str, List[float]]:
@@ -119,7 +119,7 @@ def application(name: str, model: Model, limits: Limits, access: Access = Access
     async def embeddings(request: Request) -> Response:
         return await embedder.embed(request)
 
-    http.add_models(routes, name, embedder.created, text.longest(model), model.manifest)
+    http.add_models(routes, name, embedder.created, longest(model), model.manifest)
     title = f"Embeddings of {name}, as in OpenAI's API."
     remedy = f"POST /v1/embeddings embeds texts, since {name} is an encoder"
     return http.application(title, access, routes, remedy)

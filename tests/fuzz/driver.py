@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 
 from posenc_export.runtime import Session
-from posenc_export.runtime.session import speculation
+from posenc_export.runtime.session import generation
 from posenc_export.runtime.session.prefixes import Prefixes, can_share
 from tests.fuzz.rows_read import Reading
 from tests.fuzz.subjects import MANY, TEXTS, Subject, Token
@@ -314,7 +314,7 @@ class Driver:
             for index in range(len(twin.rows))
         ]
         forgets = self.subject.replaces or self.subject.windows
-        short = forgets and self.limit < speculation.LEAST_REWIND
+        short = forgets and self.limit < generation.LEAST_REWIND
         if (
             self.manifest.kind != "decoder"
             or not twin.rows
@@ -328,7 +328,7 @@ class Driver:
             for row, tokens in zip(twin.rows, more, strict=True)
         ]
         before = [self.subject.tokens(row.tokens, 0) for row in twin.rows]
-        with mock.patch.object(speculation, "next_count", lambda count, right: 3):
+        with mock.patch.object(generation, "next_count", lambda count, right: 3):
             drafted = list(
                 session.generate(prompt, call["times"], stop=(), speculate="lookup", before=before)
             )

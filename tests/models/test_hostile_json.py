@@ -16,7 +16,7 @@ pytest.importorskip("jinja2", reason="jinja2 is not installed")
 from posenc_export.models.pretrained import from_pretrained  # noqa: E402
 from posenc_export.runtime.artefact.chat_template import chat_codec  # noqa: E402
 from posenc_export.runtime.artefact.tokenizer import check_tokenizer  # noqa: E402
-from posenc_export.runtime.session import text as session_text  # noqa: E402
+from posenc_export.runtime.session import model as session_text  # noqa: E402
 from posenc_export.shared.foreign import explained  # noqa: E402
 from tests.models import checkpoints, sentence_folders  # noqa: E402
 

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from posenc_export.export import export
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import load
-from posenc_export.runtime.session import text as session_text
+from posenc_export.runtime.session import model as session_text
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve.access import Access
 from posenc_export.serve.embeddings import application

@@ -1,22 +1,37 @@
 """Generate tokens with a session: feed the first tokens of a text, with those that an artefact
 forces, choose a token from the logits, feed it, and so on.
+
+Speculative decoding (Leviathan et al. 2023; Chen et al. 2023) reads drafted tokens together with
+the last one, and keeps those that the model chooses itself. They are looked up in the text.
+
+Every token is chosen from the logits of the model with the random number of its place, as without
+drafts, and a drafted token is kept if it is the chosen one. Tokens are therefore those of plain
+decoding with the same seed, whatever is drafted, up to rounding: the logits of a pass of several
+tokens differ from those of steps by rounding errors, within the bound of the certificate, so that
+two tokens which are that close may be exchanged. In formats that round activations these errors are
+large. As a look-up is not random, this accepts as many tokens as rejection sampling: each with the
+probability that the model gives it.
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Callable, Generator, Iterator, List, Optional, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Dict, Generator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.records import Generation
-from posenc_export.runtime.session import arguments, speculation
+from posenc_export.runtime.session import arguments
 from posenc_export.runtime.session.arguments import Inputs, array_of, at_least, short_repr
 from posenc_export.runtime.session.errors import expected
-from posenc_export.runtime.session.speculation import Reader, Speculate, Speculator
 from posenc_export.shared.refusal import refusal
 
 ENDED = -1  # id that is given for a row that has ended
+SIZES = (8, 4, 2)  # tokens of an n-gram that a look-up searches, the most reliable first
+MOST = 15  # largest number of drafted tokens
+LOOKUP = "lookup"
+LEAST_REWIND = 4 * MOST  # a row may be that many tokens ahead of what is returned
+Speculate = Optional[str]  # None or LOOKUP
 
 
 def _feed(session: Any, prompt: Optional[Inputs], encoder: Optional[Inputs], rows: int) -> Any:
@@ -122,18 +137,82 @@ class Sampling:
         return int(order[min(place, nucleus - 1)])
 
 
-class Draws:
-    """The numbers of a random generator by index, which a draft can use before the model does."""
+class Lookup:
+    """The continuation of the last earlier occurrence of the latest tokens (Saxena 2023, Prompt
+    Lookup Decoding), of the longest n-gram of SIZES that occurs in the text of the row.
 
-    def __init__(self, random: "np.random.Generator") -> None:
-        self._random, self._known = random, np.zeros(0)
+    Attributes:
+        count: number of tokens to draft next.
+    """
 
-    def random(self, index: int) -> float:
-        """Return the number that the generator gives as its call of this index."""
-        if index >= len(self._known):
-            more = self._random.random(max(index + 1 - len(self._known), 64))
-            self._known = np.concatenate((self._known, more))
-        return float(self._known[index])
+    def __init__(self, text: Sequence[int]) -> None:
+        self.count = 1
+        self._text: List[int] = []
+        # By n-gram: index of the token after its last occurrence.
+        self._following: Dict[Tuple[int, ...], int] = {}
+        self.extend(text)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the text of the row."""
+        text = self._text
+        for token in tokens:
+            for size in SIZES:  # the n-grams that end before this token
+                if len(text) >= size:
+                    self._following[tuple(text[-size:])] = len(text)
+            text.append(int(token))
+
+    def propose(self) -> List[int]:
+        """Return `count` tokens that may follow, at least one; none without an occurrence."""
+        text = self._text
+        for size in SIZES:
+            begin = self._following.get(tuple(text[-size:])) if len(text) >= size else None
+            if begin is not None:
+                period = len(text) - begin  # past its end, the text is taken to repeat
+                return [text[begin + index % period] for index in range(max(self.count, 1))]
+        return []
+
+
+def next_count(count: int, right: bool) -> int:
+    """Return the number of tokens to draft after `count` tokens that were all right or not: 0, 1,
+    3, 7 or 15, read in passes of 2, 4, 8 or 16. After 0, whether the first one would have been.
+    """
+    return min(2 * count + 1, MOST) if right else count // 2
+
+
+@dataclass
+class Reader:
+    """A row that is decoded. stops: ids that end it. drafts: None for plain decoding."""
+
+    rules: TokenRules
+    sampling: Sampling
+    random: "np.random.Generator"
+    stops: Sequence[int]
+    drafts: Optional[Lookup]
+    unread: List[int] = field(default_factory=list)  # tokens to read before a token can be chosen
+    count: int = 0  # number of tokens generated
+    done: bool = False  # whether the row has ended
+
+    def take(self, logits: np.ndarray) -> int:
+        """Choose the next token from logits [V]. It is read by the next pass unless the row has
+        ended.
+        """
+        allowed = self.rules.applied(logits, self.count)
+        token = self.sampling.choose(allowed, self.random.random)
+        self.count += 1
+        if self.drafts:
+            self.drafts.extend([token])
+        self.unread = [token]
+        self.done = token in self.stops or self.count >= self.sampling.max_tokens
+        return token
+
+    def keep(self, draft: List[int], logits: np.ndarray) -> List[int]:
+        """Choose tokens from logits [S,V] as long as the drafted ones are those chosen."""
+        chosen: List[int] = []
+        for drafted, of_token in zip([*draft, None], logits[-len(draft) - 1 :], strict=True):
+            chosen.append(self.take(of_token))
+            if self.done or chosen[-1] != drafted:
+                break
+        return chosen
 
 
 def generate(
@@ -144,32 +223,94 @@ def generate(
     speculate: Speculate = None,
     before: Optional[Inputs] = None,
 ) -> Generator[np.ndarray, None, None]:
-    """Implement Session.generate, which documents the arguments."""
+    """Implement Session.generate, which documents the arguments. With drafts, the session may hold
+    tokens in between that were not yielded; in the end it holds those of plain decoding.
+    """
     manifest = session.manifest
     check_generates(manifest)
     sampling = sampling.checked(manifest.stop_ids)
     if speculate is not None:
-        speculation.check_speculate(session, speculate)
+        check_speculate(session, speculate)
     given = encoder if prompt is None else prompt
     rows = 1 if given is None else len(given)
     none: List[List[int]] = [[]] * rows
     earlier = none if before is None else _earlier(before, rows)
     logits = _feed(session, prompt, encoder, rows)
-    lengths, read = session.length.tolist(), none if prompt is None else prompt
-    draws = Draws(np.random.default_rng(sampling.seed))
+    begin, read = session.length, none if prompt is None else prompt
+    readers = [
+        Reader(
+            TokenRules(manifest.generation, int(begin[row])),
+            sampling,
+            np.random.default_rng((sampling.seed, row)),
+            sampling.stop or (),
+            Lookup([*earlier[row], *read[row]]) if speculate else None,
+        )
+        for row in range(rows)
+    ]
+    chosen = [[reader.take(row)] for reader, row in zip(readers, logits, strict=True)]
+    index, pairs = 0, list(zip(readers, chosen, strict=True))
+    try:
+        while not all(reader.done for reader in readers) or index < max(map(len, chosen)):
+            while any(not reader.done and len(tokens) <= index for reader, tokens in pairs):
+                ahead = index + MOST
+                reading = [None if r.done or len(tokens) > ahead else r for r, tokens in pairs]
+                for tokens, more in zip(chosen, _read(session, reading), strict=True):
+                    tokens += more
+            index += 1
+            ids = [tokens[index - 1] if len(tokens) >= index else ENDED for tokens in chosen]
+            yield np.array(ids, np.int64)
+    finally:
+        yielded = np.array([min(index, len(tokens)) for tokens in chosen])
+        excess = session.length - begin - np.maximum(yielded - 1, 0)
+        if (excess > 0).any():
+            session.rewind(np.maximum(excess, 0))
 
-    def reader(row: int) -> Reader:
-        """Return a reader that uses the random numbers of its row, whatever is drafted."""
-        rules = TokenRules(manifest.generation, lengths[row])
 
-        def chosen(index: int, logits: np.ndarray) -> int:
-            allowed = rules.applied(logits, index)
-            return sampling.choose(allowed, lambda: draws.random(index * rows + row))
+def _read(session: Any, readers: Sequence[Optional[Reader]]) -> List[List[int]]:
+    """Read the unread tokens of each row in one pass, None for one that does not read, with drafts
+    if the session passes `check_speculate`. Return the tokens that are chosen after them: at least
+    one for each row that reads. Raise as Session.step.
+    """
+    proposals = [r.drafts.propose() if r and r.drafts else [] for r in readers]
+    drafts = _drafts(session, readers, proposals)
+    pairs = list(zip(readers, drafts, strict=True))
+    rows = [[*reader.unread, *draft] if reader else [] for reader, draft in pairs]
+    lengths = {len(row) for row in rows}
+    if lengths == {1}:
+        outputs = session.step(np.array(rows)[:, 0], copy=False)[:, None]
+    else:  # [B,S,V], logits of a row first
+        outputs = session.prefill(np.array(rows) if len(lengths) == 1 else rows)
+    chosen = [
+        reader.keep(draft, outputs[row, : len(rows[row])]) if reader else []
+        for row, (reader, draft) in enumerate(pairs)
+    ]
+    both = zip(drafts, chosen, strict=True)
+    back = [len(draft) + 1 - len(tokens) if draft else 0 for draft, tokens in both]
+    if any(back):
+        session.rewind(back)
+    for (reader, draft), proposal, tokens in zip(pairs, proposals, chosen, strict=True):
+        if reader and reader.drafts and proposal:
+            compared = draft or proposal[:1]
+            right = compared == tokens[: len(compared)]
+            reader.drafts.count = next_count(reader.drafts.count, right)
+    return chosen
 
-        drafts = speculation.Lookup([*earlier[row], *read[row]]) if speculate else None
-        return Reader(chosen, sampling.stop or (), sampling.max_tokens, drafts)
 
-    yield from _read(session, logits, [reader(row) for row in range(rows)])
+def _drafts(
+    session: Any, readers: Sequence[Optional[Reader]], proposals: Sequence[List[int]]
+) -> List[List[int]]:
+    """Return the proposed tokens to read, as far as a row may have more."""
+    drafts, room = [], session.room.tolist()
+    # Rows that are read one by one take as many runs of the graph as one step has rows.
+    separate = session.manifest.continuation_rows == 1
+    least = sum(map(bool, readers)) if separate else 1
+    for reader, proposal, free in zip(readers, proposals, room, strict=True):
+        most = 0
+        if reader and reader.drafts and reader.drafts.count >= least:
+            left = reader.sampling.max_tokens - reader.count - 1
+            most = max(min(left, free - len(reader.unread)), 0)
+        drafts.append(proposal[:most])
+    return drafts
 
 
 def check_generates(manifest: Manifest) -> None:
@@ -192,28 +333,19 @@ def _earlier(before: Inputs, rows: int) -> List[List[int]]:
     return [row.tolist() for row in ids]
 
 
-def _read(session: Any, logits: np.ndarray, readers: List[Reader]) -> Iterator[np.ndarray]:
-    """Yield the ids of `generate`. With drafts, the session may hold tokens in between that were
-    not yielded; in the end it holds those of plain decoding.
-    """
-    begin, speculator = session.length, Speculator(session)
-    chosen = [[reader.take(row)] for reader, row in zip(readers, logits, strict=True)]
-    index, rows = 0, list(zip(readers, chosen, strict=True))
-    try:
-        while not all(reader.done for reader in readers) or index < max(map(len, chosen)):
-            while any(not reader.done and len(tokens) <= index for reader, tokens in rows):
-                ahead = index + speculation.MOST
-                reading = [None if r.done or len(tokens) > ahead else r for r, tokens in rows]
-                for tokens, more in zip(chosen, speculator.read(reading), strict=True):
-                    tokens += more
-            index += 1
-            ids = [tokens[index - 1] if len(tokens) >= index else ENDED for tokens in chosen]
-            yield np.array(ids, np.int64)
-    finally:
-        yielded = np.array([min(index, len(tokens)) for tokens in chosen])
-        ahead = session.length - begin - np.maximum(yielded - 1, 0)
-        if (ahead > 0).any():
-            session.rewind(np.maximum(ahead, 0))
+def check_speculate(session: Any, speculate: Speculate) -> None:
+    """Raise ValueError for another draft, or if the session cannot take back drafted tokens."""
+    manifest: Manifest = session.manifest
+    if speculate != LOOKUP:
+        rule = f'speculate to be "{LOOKUP}"'
+        raise expected(rule, short_repr(speculate), "leave it out for plain decoding")
+    replaces = any(state.replaced for state in manifest.states)
+    limited = replaces or any(state.window for state in manifest.states)
+    if limited and session.rewindable < LEAST_REWIND:
+        kept = "states that each call replaces" if replaces else "caches of windows"
+        rule = f"rewind of at least {LEAST_REWIND} for speculate with {kept}"
+        remedy = f"open the session with rewind={LEAST_REWIND}"
+        raise expected(rule, session.rewindable, remedy)
 
 
 def _is_number(value: Any) -> bool:

@@ -15,10 +15,10 @@ from posenc_export.runtime.session.arguments import Inputs, Numbers, PrefillArgu
 from posenc_export.runtime.session.buffers import Buffer
 from posenc_export.runtime.session.caches import FIRST, REPLACED, Caches
 from posenc_export.runtime.session.errors import expected
+from posenc_export.runtime.session.generation import Speculate
 from posenc_export.runtime.session.graph import Graph
 from posenc_export.runtime.session.prefixes import Prefix, Prefixes
 from posenc_export.runtime.session.rows import RowHistory, Rows
-from posenc_export.runtime.session.speculation import Speculate
 
 REWIND = 256  # default number of tokens that can be taken back if states are replaced by each call
 Own = TypeVar("Own", bound="Session")
@@ -286,8 +286,8 @@ class Session:
             prompt: ids of each row, [B,S] or a list of rows. None for the first tokens of a decoder
                 that reads an encoder.
             max_tokens: largest number of ids to generate per row.
-            temperature, top_k, top_p, seed: as for generation.Sampling, with a random generator of
-                this seed.
+            temperature, top_k, top_p, seed: as for generation.Sampling; each row has a random
+                generator of its own, of this seed and the row's index.
             stop: ids that end a row; ended rows yield -1. None uses Manifest.stop_ids.
             encoder: as for `prefill`.
             speculate: "lookup" drafts what followed the latest tokens earlier in the text of the

@@ -9,9 +9,9 @@ import pytest
 
 from posenc_export import load
 from posenc_export.runtime.artefact.records import Generation
-from posenc_export.runtime.session import speculation
+from posenc_export.runtime.session import generation
+from posenc_export.runtime.session.generation import MOST, Lookup, next_count
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.session.speculation import MOST, Lookup, next_count
 from tests.tiny import decoder
 from tests.traces import artefact
 
@@ -32,7 +32,7 @@ def models() -> Any:
 @pytest.fixture
 def drafting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft three tokens wherever possible, whether the last ones were right or not."""
-    monkeypatch.setattr(speculation, "next_count", lambda count, right: 3)
+    monkeypatch.setattr(generation, "next_count", lambda count, right: 3)
 
 
 def _ids(session: Session, prompt: Any, count: int, **given: Any) -> List[List[int]]:
@@ -123,9 +123,9 @@ def test_sampled_ids_with_drafts_have_the_distribution_of_the_model(
 ) -> None:
     model, draws, prompt = models("alibi", "ort"), 250, [3, 4, 5, 3, 4, 5, 3]
     if not right:  # every drafted token is kept
-        take = speculation.Reader.take
+        take = generation.Reader.take
         monkeypatch.setattr(
-            speculation.Reader,
+            generation.Reader,
             "take",
             lambda self, logits: take(self, np.where(np.arange(61) == 4, np.float32(9), logits)),
         )
@@ -242,7 +242,7 @@ def test_a_text_that_repeats_itself_takes_few_passes(
     only = Generation(suppressed=tuple(token for token in range(61) if token != 5))
     monkeypatch.setattr(model.graph, "manifest", model.manifest.replace(generation=only))
     monkeypatch.setattr(
-        speculation,
+        generation,
         "next_count",
         lambda count, right: counts.append(count) or next_count(count, right),
     )

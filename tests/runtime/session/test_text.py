@@ -16,9 +16,8 @@ from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime.artefact.chat_template import ChatCodec
 from posenc_export.runtime.artefact.tokenizer import ByteCodec
-from posenc_export.runtime.session.model import Model
+from posenc_export.runtime.session.model import Conversation, Model
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.session.text import Conversation
 from tests import traces
 from tests.serve.models import CONFIG, artefact, opened
 from tests.tiny import block
