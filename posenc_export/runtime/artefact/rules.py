@@ -1,7 +1,8 @@
 """Check that the fields of a manifest agree with each other, its configuration and its graph."""
 
+import re
 from collections import Counter
-from typing import Any, Dict, List, Sequence, Tuple, cast
+from typing import Any, List, Sequence, Tuple
 
 import msgspec
 
@@ -23,9 +24,22 @@ from posenc_export.runtime.artefact.graph_inputs import (
 from posenc_export.runtime.artefact.schema import GRAPHS, Axis, Manifest, State, Value
 
 WEIGHTS = "model.onnx.data"  # external data of an ONNX graph: concatenated tensors
-PAIRS = {"past_embedding.": "present_embedding.", "past_key_values.": "present."}  # of states
+# Names of a state as input and output, each followed by the name of the state in its layer
+PAIRS = {
+    "past_positions": "present_positions",
+    "past_embedding.": "present_embedding.",
+    "past_key_values.": "present.",
+}
 TYPES = {f"tensor({name})": name for name in ("float16", "bfloat16", "int64", "int32", "int8")}
 TYPES["tensor(float)"] = "float32"
+ENCODER_KEY = re.compile(r"(past_key_values\.\d+\.encoder\.)key")
+# Names of the first output by kind
+OUTPUTS = {
+    "decoder": ["logits"],
+    "encoder": [HIDDEN],
+    "block": ["output"],
+    "module": ["output", "logits", HIDDEN, KEYS_AND_VALUES],
+}
 
 
 def expect(holds: bool, rule: str, got: Any) -> None:
@@ -34,12 +48,17 @@ def expect(holds: bool, rule: str, got: Any) -> None:
         raise ValueError(f"expected {rule}, got {got}")
 
 
-def line(value: Value) -> str:
-    return f"{value.name} {value.dtype} {list(value.axes)}"
+def one_of(where: str, got: Any, *allowed: Any) -> None:
+    """Raise ValueError unless a field has one of some values."""
+    expect(
+        got in allowed, f"{where} to be {' or '.join(map(_text, allowed)) or 'none'}", _text(got)
+    )
 
 
-def short(value: Any) -> str:
-    return repr(value)[:60]
+def _text(value: Any) -> str:
+    if isinstance(value, Value):
+        return f"{value.name} {value.dtype} {list(value.axes)}"
+    return (value if isinstance(value, str) else repr(value))[:120]
 
 
 def check(manifest: Manifest) -> None:
@@ -96,144 +115,88 @@ def present_axes(state: State) -> Tuple[Axis, ...]:
 
 
 def _check_ends(manifest: Manifest) -> None:
-    """Check that kind, first input, output and configuration describe the same model."""
-    config, kind, most = manifest.config, manifest.kind, manifest.max_positions
-    own = config.get("kind")
-    expect(own == kind, f"config.kind to be {kind} as kind", short(own))
-    tokens: Any = config.get("tokens") if kind != "block" else {"vocabulary": 1}
-    expect(isinstance(tokens, dict), "config.tokens to be an object", short(tokens))
-    rule = f"config.max_positions to be {most} as max_positions"
-    expect(config.get("max_positions") == most, rule, short(config.get("max_positions")))
-    output, source = _output(manifest, tokens), _source(manifest, tokens)
-    ends = {"inputs[0]": (manifest.inputs[0], source), "outputs[0]": (manifest.outputs[0], output)}
-    for name, (value, wanted) in ends.items():
-        expect(value == wanted, f"{name} of kind {kind} to be {line(wanted)}", line(value))
-    _check_readout(manifest)
-    least = {"vocabulary": 1, "segments": 0}
-    for key in least if tokens else ():
-        number = tokens.get(key, 0)
-        rule = f"config.tokens.{key} to be a whole number of at least {least[key]}"
-        expect(type(number) is int and least[key] <= number < 2**31, rule, short(number))
-
-
-def _output(manifest: Manifest, tokens: Dict[str, Any]) -> Value:
-    config = manifest.config
-    width = config.get("width")
-    name, size = {
-        "decoder": ("logits", tokens.get("vocabulary")),
-        "encoder": (HIDDEN, width),
-        "block": ("output", width),
-        "module": ("output", config.get("outputs")),
-    }[manifest.kind]
-    if manifest.kind == "module" and manifest.outputs[0].name in (
-        "logits",
-        HIDDEN,
-        KEYS_AND_VALUES,
-    ):
-        name = manifest.outputs[0].name
-    rule = "whole numbers for the sizes of the model in config"
-    for number in (size, width):
-        expect(type(number) is int, rule, short(number))
-    selects = manifest.decodes and manifest.input("logits_index") is not None
-    return Value(name, manifest.passed_dtype, (B, R if selects else S, cast(int, size)))
-
-
-def _source(manifest: Manifest, tokens: Dict[str, Any]) -> Value:
-    if manifest.kind in ("decoder", "encoder") or (manifest.kind == "module" and tokens):
-        return Value("input_ids", "int64", (B, S))
-    return Value("hidden_states", manifest.passed_dtype, (B, S, manifest.config["width"]))
-
-
-def _check_readout(manifest: Manifest) -> None:
-    """Check that a second output belongs to a model whose configuration describes it."""
-    readout: Any = manifest.config.get("readout")
+    """Check that kind, first input, outputs and configuration describe the same model."""
+    config, kind, passed = manifest.config, manifest.kind, manifest.passed_dtype
+    one_of("config.kind", config.get("kind"), kind)
+    one_of("config.max_positions", config.get("max_positions"), manifest.max_positions)
+    tokens: Any = {} if kind == "block" else config.get("tokens")
+    expect(isinstance(tokens, dict), "config.tokens to be an object", _text(tokens))
+    sizes = {"width": config.get("width")}
+    if tokens or kind in ("decoder", "encoder"):
+        sizes["tokens.vocabulary"] = tokens.get("vocabulary")
+        sizes["tokens.segments"] = tokens.get("segments", 0)
+    if kind == "module":
+        sizes["outputs"] = config.get("outputs")
+    for name, number in sizes.items():
+        least = 0 if name == "tokens.segments" else 1
+        rule = f"config.{name} to be a whole number of at least {least}"
+        expect(type(number) is int and least <= number < 2**31, rule, repr(number)[:120])
+    source: Any = Value("hidden_states", passed, (B, S, sizes["width"]))
+    if "tokens.vocabulary" in sizes:
+        source = Value("input_ids", "int64", (B, S))
+    one_of("inputs[0]", manifest.inputs[0], source)
+    size: Any = sizes[{"decoder": "tokens.vocabulary", "module": "outputs"}.get(kind, "width")]
+    columns = R if manifest.decodes and manifest.input("logits_index") is not None else S
+    outputs = [Value(name, passed, (B, columns, size)) for name in OUTPUTS[kind]]
+    one_of("outputs[0]", manifest.outputs[0], *outputs)
+    readout = config.get("readout")
     described = isinstance(readout, dict) and manifest.encodes and not manifest.states
-    count = len(manifest.outputs)
     rule = "a second output exactly for a model without caches, with config.readout"
-    expect(described == (count == 2), rule, f"{count} outputs")
+    expect(described == (len(manifest.outputs) == 2), rule, f"{len(manifest.outputs)} outputs")
     for value in manifest.outputs[1:]:
-        name, dtype = readout.get("output"), manifest.dtype
-        facts = (value.name, value.dtype, value.axes[:-1], type(value.axes[-1]))
-        rule = f"outputs[1] to be {short(name)} {dtype} {[B, 'size']} as in config.readout"
-        expect(facts == (name, dtype, (B,), int), rule, line(value))
+        size = next((axis for axis in value.axes[1:] if isinstance(axis, int)), "size")
+        one_of("outputs[1]", value, Value(str(readout.get("output")), manifest.dtype, (B, size)))
 
 
 def _check_inputs(manifest: Manifest) -> None:
-    allowed, target = graph_inputs.after_tokens(manifest), manifest.target
+    allowed, names = graph_inputs.after_tokens(manifest), []
     for index, value in enumerate(manifest.inputs[1:], 1):
-        where, forms = f"inputs[{index}] to be", allowed.get(value.name, [])
-        expect(bool(forms), f"{where} one of {', '.join(allowed)}", value.name)
-        expect(value in forms, f"{where} {' or '.join(map(line, forms))}", line(value))
+        one_of(f"inputs[{index}]", value.name, *allowed)
+        one_of(f"inputs[{index}]", value, *allowed[value.name])
+        names.append(value.name)
     if manifest.in_torch:
         wanted = ["token_type_ids"] if manifest.segments else []
         wanted += ["position_ids" if manifest.signature == "positions" else "attention_mask"]
         wanted += ["logits_index"] if manifest.input("logits_index") else []
-        names = [value.name for value in manifest.inputs[1:]]
-        rule = f"inputs[1:] to be {', '.join(wanted)} for target {target}"
-        expect(names == wanted, rule, ", ".join(names) or "none")
+        one_of(f"inputs[1:] for target {manifest.target}", names, wanted)
 
 
 def _check_encoder(manifest: Manifest) -> None:
     """Check that encoder inputs are a mask, then pairs of a key and a value."""
     if not manifest.encoder:
         return
-    name, dtype = graph_inputs.ENCODER_MASK, manifest.passed_dtype
-    rule = "encoder to belong to a decoder and to be a mask, then pairs of a key and a value"
-    holds = manifest.decodes and len(manifest.encoder) % 2 == 1
-    expect(holds, rule, f"kind {manifest.kind} with {len(manifest.encoder)} inputs")
     mask, *pairs = manifest.encoder
-    (wanted,) = graph_inputs.OF_ENCODER[name].values(name, manifest)
-    expect(mask == wanted, f"encoder[0] to be {line(wanted)}", line(mask))
-    for index, value in enumerate(pairs):
-        where, part = f"encoder[{index + 1}] to", ("key", "value")[index % 2]
-        holds = (
-            value.name.startswith("past_key_values.")
-            and value.name.endswith(f".encoder.{part}")
-            and value.dtype == dtype
-            and value.axes[::2] == (B, Q)
-            and all(isinstance(size, int) for size in value.axes[1::2])
-        )
-        form = f"past_key_values.N.encoder.{part} {dtype} [{B},heads,{Q},head size]"
-        expect(holds, f"{where} be {form}", line(value))
-        key = pairs[index - index % 2]
-        expect(value.axes == key.axes, f"{where} have the axes of its key", line(value))
+    rule = "encoder to belong to a decoder, and to be a mask, then pairs of a key and a value"
+    expect(manifest.decodes and len(pairs) % 2 == 0, rule, f"{manifest.kind} with {len(pairs)}")
+    name = graph_inputs.ENCODER_MASK
+    one_of("encoder[0]", mask, *graph_inputs.OF_ENCODER[name].values(name, manifest))
+    for index, (key, value) in enumerate(zip(pairs[::2], pairs[1::2], strict=True)):
+        named, sizes = ENCODER_KEY.fullmatch(key.name), [a for a in key.axes if type(a) is int]
+        rule = f"a key past_key_values.N.encoder.key [{B},heads,{Q},head size] in encoder"
+        expect(named is not None and len(sizes) == 2, rule, _text(key))
+        assert named is not None
+        for part, other in (("key", key), ("value", value)):
+            wanted = Value(named[1] + part, manifest.passed_dtype, (B, sizes[0], Q, sizes[1]))
+            one_of(f"{part} {index} of encoder", other, wanted)
 
 
 def _check_state(where: str, state: State, manifest: Manifest) -> None:
-    target, signature = manifest.target, manifest.signature
-    updates = ("append", "replace") if GRAPHS[target].grows else ("in_place", "replace")
-    rule = f"{where}.update to be {' or '.join(updates)} for target {target}"
-    expect(state.update in updates, rule, state.update)
-    of_window = state.window and not GRAPHS[target].compact
+    graph = GRAPHS[manifest.target]
+    one_of(f"{where}.update", state.update, "append" if graph.grows else "in_place", "replace")
+    of_window = state.window and not graph.compact
     slots = {"append": P, "in_place": W if of_window else M}.get(state.update)
+    axes = {0: B} if slots is None else {0: B, state.axis: slots}
     named = {index: axis for index, axis in enumerate(state.axes) if isinstance(axis, str)}
-    rule = f"to have {slots} only at axis" if slots else "to have no other name, with axis 0"
-    expect(
-        named == ({0: B} if slots is None else {0: B, state.axis: slots})
-        and (state.axis == 0) == (slots is None),
-        f"{where}.axes to start with {B} and {rule}",
-        f"{list(state.axes)} with axis {state.axis}",
-    )
-    rule = f"{where} to have matching names past... and present..."
-    expect(_is_pair(state), rule, f"{state.past} and {state.present}")
-    if not state.holds_positions:
-        expect(not state.fill, f"{where}.fill to be 0 except for past_positions", state.fill)
-        return
-    facts = (state.dtype, len(state.axes), state.fill, signature)
-    expect(
-        facts == ("int64", 2, -1, "positions") and state is manifest.states[0],
-        f"{where} past_positions to be the first state, int64 [{B},{slots}] filled with -1, with "
-        "signature positions",
-        f"{state.dtype} {list(state.axes)} filled with {state.fill}, signature {signature}",
-    )
-
-
-def _is_pair(state: State) -> bool:
-    if state.holds_positions:
-        return state.present == "present_positions"
-    pairs = [(past, present) for past, present in PAIRS.items() if state.past.startswith(past)]
-    ends = ((state.past.removeprefix(past), present) for past, present in pairs)
-    return any(end and state.present == present + end for end, present in ends)
+    one_of(f"names of axes of {where} by index", named, axes)
+    expect((state.axis == 0) == (slots is None), f"{where}.axis of {slots or 'none'}", state.axis)
+    begins = [past for past in PAIRS if state.past.startswith(past)]
+    expect(bool(begins), f"{where}.past to begin with {' or '.join(PAIRS)}", state.past)
+    present = PAIRS[begins[0]] + state.past.removeprefix(begins[0])
+    one_of(f"{where}.present", state.present, present)
+    one_of(f"{where}.fill", state.fill, -1 if state.holds_positions else 0)
+    if begins[0] == "past_positions":
+        facts = state.past, state.dtype, len(state.axes), manifest.signature, where
+        one_of(where, facts, ("past_positions", "int64", 2, "positions", "states[0]"))
 
 
 def keys_and_values(manifest: Manifest) -> List[State]:
@@ -244,11 +207,12 @@ def keys_and_values(manifest: Manifest) -> List[State]:
 
 
 def _check_caches(manifest: Manifest) -> None:
-    target, bucket, graph = manifest.target, manifest.capacity_bucket, GRAPHS[manifest.target]
-    rule = f"layout to be columns for target {target}"
-    expect(manifest.by_columns or not graph.grows, rule, "rows")
-    limits, most = ("0", 0) if graph.grows else ("0 .. 65536", 65536)
-    expect(bucket <= most, f"capacity_bucket to be {limits} for target {target}", bucket)
+    target, graph, compact = manifest.target, GRAPHS[manifest.target], not manifest.by_columns
+    if graph.grows:
+        one_of(f"layout for target {target}", manifest.layout, "columns")
+    most = 0 if graph.grows else 65536
+    rule = f"capacity_bucket of at most {most} for target {target}"
+    expect(manifest.capacity_bucket <= most, rule, manifest.capacity_bucket)
     for name, format_ in CACHE_FORMATS.items():
         small = [s for s in manifest.states if s.dtype == name != manifest.dtype]
         allowed = target in format_.targets and manifest.dtype == "float32"
@@ -262,14 +226,13 @@ def _check_caches(manifest: Manifest) -> None:
         others = [state.past for state in small if state not in keys_and_values(manifest)]
         expect(not others, f"{name} states to be in-place keys and values", ", ".join(others))
     windows = " or ".join(name for name, other in GRAPHS.items() if other.windows)
-    rule = f"window only for in-place states of {windows} that begin at input window_start"
-    for state in [state for state in manifest.states if state.window]:
-        holds = graph.windows and state.in_place and not manifest.by_columns
-        expect(holds and manifest.input("window_start") is not None, rule, state.past)
-    rule = "reads_hidden to be false only for in-place states with layout rows"
+    begins = graph.windows and manifest.input("window_start") is not None
     for state in manifest.states:
-        holds = state.reads_hidden or (state.in_place and not manifest.by_columns)
-        expect(holds, rule, f"false for {state.past}")
+        own = state.in_place and compact
+        rule = f"window only for in-place states of {windows} that begin at input window_start"
+        expect(not state.window or (own and begins), rule, state.past)
+        rule = "reads_hidden to be false only for in-place states with layout rows"
+        expect(state.reads_hidden or own, rule, f"false for {state.past}")
 
 
 def _check_files(manifest: Manifest) -> None:
@@ -279,16 +242,13 @@ def _check_files(manifest: Manifest) -> None:
         got = f"{weights.format} for target {target} in {manifest.dtype}"
         holds = not manifest.in_torch and (plain or target == "ort-cuda")
         expect(holds, "model.onnx in float32 for weights of few bits", got)
-        rule = f"activations of products in {'int8 or float32' if plain else manifest.dtype}"
         allowed = ("int8", "float32") if plain else (manifest.dtype,)
-        expect(weights.activations in allowed, rule, weights.activations)
+        one_of("weights.activations", weights.activations, *allowed)
     mixed = weights.matrices if weights is not None and weights.format == "mixed" else 0
     expect(len(manifest.formats) == mixed, f"formats of {mixed} weights", len(manifest.formats))
-    rule = "files other than posenc.json itself in files"
-    expect("posenc.json" not in manifest.files, rule, "posenc.json")
-    graphs = sorted({other.file for other in GRAPHS.values()}.intersection(manifest.files))
-    rule = f"files to hold one graph, {graph} for target {target}"
-    expect(graphs == [graph], rule, ", ".join(graphs) or "none")
+    reserved = {"posenc.json", *(other.file for other in GRAPHS.values())}
+    graphs = sorted(reserved & manifest.files.keys())
+    one_of(f"graph and manifest among files for target {target}", graphs, [graph])
 
 
 def graph_file(manifest: Manifest) -> str:
