@@ -13,13 +13,8 @@ from posenc_export.runtime.artefact.schema import Manifest, Value
 B, S, P, M = "batch_size", "sequence_length", "past_sequence_length", "capacity"
 W = "window_capacity"  # slots of caches of windows, if other states have M slots in a graph
 T, Q, R = "total_sequence_length", "encoder_sequence_length", "logits_count"
-LETTERS = {B: "B", S: "S", T: "T", Q: "Q", R: "R", "width": "E"}
 # Inputs of a decoder that reads an encoder: outputs of the encoder, the same in every call.
 ENCODER_MASK, ENCODER_AXES = "encoder_attention_mask", (B, "heads", Q, "head size")
-SAME = "decoders that read an encoder", "the same in every call"
-MASKED = "1 for a token of the encoder's sequence and 0 for padding."
-KEYS = "Keys of the encoder's sequence for layer N: a part of encoder_key_values."
-VALUES = "Values of the encoder's sequence for layer N."
 HIDDEN, KEYS_AND_VALUES = "last_hidden_state", "encoder_key_values"
 OUTPUTS: Dict[str, str] = {
     "logits": (
@@ -83,20 +78,11 @@ class GraphInput:
     dtype: str  # numpy dtype; "float" for that of activations
     forms: Tuple[Tuple[Axis, ...], ...]  # axes that it may have
     says: str  # meaning of its values
-    when: str  # artefacts that have it
-    first: str  # its value in the first call, on a row of S tokens
     # Its value in a call; None for tokens and outputs of an encoder, which are passed as they are.
     fill: Optional[Callable[[PaddedTokens], np.ndarray]] = None
     belongs: Callable[[Manifest], bool] = lambda manifest: True  # whether an artefact may have it
     counts: bool = False  # whether it grows by one from a step to the next
     planes: bool = False  # whether coordinates add an axis 1+A before the others
-
-    @property
-    def shape(self) -> str:
-        """dtype and axes as text, such as "int64 [B,S]"."""
-        letters = [",".join(LETTERS.get(str(a), str(a)) for a in form) for form in self.forms]
-        letters += [f"1+A,{letters[0]}"] if self.planes else []
-        return f"{self.dtype} [{'] or ['.join(letters)}]"
 
     def values(self, name: str, manifest: Manifest) -> List[Value]:
         """Return the forms that the input of this name may have in an artefact."""
@@ -125,28 +111,14 @@ def _is_positions(manifest: Manifest) -> bool:
 
 # The first input of a graph.
 TOKENS: Dict[str, GraphInput] = {
-    "input_ids": GraphInput(
-        "int64",
-        ((B, S),),
-        "Ids of the new tokens.",
-        "decoders, encoders, and modules of your own that read ids",
-        "the prompt",
-    ),
-    "hidden_states": GraphInput(
-        "float",
-        ((B, S, "width"),),
-        "Hidden states of the new tokens.",
-        "blocks, and modules of your own that read hidden states",
-        "the hidden states of the prompt",
-    ),
+    "input_ids": GraphInput("int64", ((B, S),), "Ids of the new tokens."),
+    "hidden_states": GraphInput("float", ((B, S, "width"),), "Hidden states of the new tokens."),
 }
 AFTER_TOKENS: Dict[str, GraphInput] = {
     "token_type_ids": GraphInput(
         "int64",
         ((B, S),),
         "Segment of each token.",
-        "encoders of checkpoints with token types",
-        "0 everywhere if there is one segment",
         lambda tokens: tokens.planes.get("token_type_ids", np.zeros_like(tokens.x)[None])[0],
         lambda manifest: manifest.segments > 0,
     ),
@@ -155,8 +127,6 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         ((B, S),),
         "Position of each new token; -1 marks padding. With coordinates, plane 0 holds "
         "positions and planes 1 to A hold the coordinates.",
-        "signature positions, if the graph reads positions",
-        "0, 1, ... S-1, or any other start",
         _position_ids,
         _is_positions,
         counts=True,
@@ -167,8 +137,6 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         ((B, T), (B, S)),
         "1 for a token and 0 for padding, for the cached columns and the new ones. A 0 between "
         "ones is an error; -1 is padding that may stand there.",
-        "signature mask; [B,S] without a cache",
-        "1 for each token of the prompt [B,S]",
         lambda tokens: np.where(np.concatenate((tokens.occupied, tokens.inside), axis=1), 1, -1),
         lambda manifest: manifest.signature == "mask",
     ),
@@ -177,8 +145,6 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         ((B, R),),
         "Columns 0 .. S-1 of the tokens of this call whose logits are requested; the logits "
         "come in the order of these columns. R may be 0.",
-        "decoders, and modules that give logits, with signature positions",
-        "S-1 for the logits of the next token; 0, 1, ... S-1 for all",
         _logits_index,
         lambda manifest: _is_positions(manifest) and manifest.decodes,
     ),
@@ -186,8 +152,6 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "int64",
         ((B, S),),
         "Cache slot of each new token: counts up by 1 from the number of cached tokens of the row.",
-        "in-place caches with compact rows, if positions or slots are read",
-        "0, 1, ... S-1",
         lambda tokens: tokens.places,
         counts=True,
     ),
@@ -195,16 +159,12 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "int64",
         ((B, 1),),
         "Position of the token in slot 0 of each row.",
-        "in-place caches with compact rows, if key positions are read",
-        "0, or the start",
         lambda tokens: tokens.first_position[:, None].copy(),
     ),
     "seqlens_k": GraphInput(
         "int32",
         ((B,),),
         "Number of valid tokens of each row after the call, minus 1.",
-        "targets ort, ort-native and ort-cuda with signature positions",
-        "S - 1",
         # The kernel needs at least one token: slot 0 of a row without tokens is written, and
         # overwritten by its first token.
         lambda tokens: np.maximum(tokens.length + tokens.valid - 1, 0).astype(np.int32),
@@ -214,8 +174,6 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "int32",
         ((),),
         "Largest number of valid tokens of any row after the call.",
-        "targets ort, ort-native and ort-cuda with signature positions",
-        "S",
         lambda tokens: np.array((tokens.length + tokens.counts).max(), np.int32),
         counts=True,
     ),
@@ -223,8 +181,6 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "int32",
         ((B,),),
         "Token of each row in slot 0 of its caches of windows; 0 if they hold all tokens.",
-        "targets onnx-static, ort and ort-native, if a layer with a window has a shorter cache",
-        "0, in all calls if caches hold all tokens",
         lambda tokens: tokens.window_start.astype(np.int32),
         lambda manifest: any(state.window for state in manifest.states),
     ),
@@ -233,17 +189,23 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         ((T,),),
         "0, 1, ... T-1, where T is total_sequence_length. In a step of one token, T may be "
         "larger, up to the capacity, so that it changes rarely.",
-        "target ort-cuda, if the graph computes with slots",
-        "0, 1, ... S-1",
         lambda tokens: np.arange((tokens.length + tokens.counts).max()),
         lambda manifest: manifest.target == "ort-cuda",
     ),
 }
 INPUTS = {**TOKENS, **AFTER_TOKENS}
 OF_ENCODER: Dict[str, GraphInput] = {
-    ENCODER_MASK: GraphInput("int64", ((B, Q),), MASKED, *SAME),
-    "past_key_values.N.encoder.key": GraphInput("float", (ENCODER_AXES,), KEYS, *SAME),
-    "past_key_values.N.encoder.value": GraphInput("float", (ENCODER_AXES,), VALUES, *SAME),
+    ENCODER_MASK: GraphInput(
+        "int64", ((B, Q),), "1 for a token of the encoder's sequence and 0 for padding."
+    ),
+    "past_key_values.N.encoder.key": GraphInput(
+        "float",
+        (ENCODER_AXES,),
+        "Keys of the encoder's sequence for layer N: a part of encoder_key_values.",
+    ),
+    "past_key_values.N.encoder.value": GraphInput(
+        "float", (ENCODER_AXES,), "Values of the encoder's sequence for layer N."
+    ),
 }
 
 

@@ -65,8 +65,8 @@ class Prompt:
 
     passed: PrefillArguments
     tokens: RowTokens  # of all rows
-    # Columns of these tokens in the caller's input, for each row [count]; None for the first ones
-    columns: Optional[List[np.ndarray]]
+    # Column of each row's first token in the caller's input [B]; None for the first one
+    begins: Optional[np.ndarray]
     chunk: int  # largest number of tokens of a row to feed at a time, at most that of any row
     # Number of last tokens of each row whose outputs are requested, at most the length of the
     # longest row; 0 for all tokens
@@ -102,22 +102,17 @@ class Prompt:
 
     def in_columns(self, outputs: np.ndarray) -> np.ndarray:
         """Return outputs in the columns of the caller's input."""
-        if self.columns is None or self.logits_to_keep:
+        if self.begins is None or self.logits_to_keep:
             return outputs
         result = np.zeros_like(outputs)
-        for row, columns in enumerate(self.columns):
-            result[row, columns] = outputs[row, : len(columns)]
+        for row, (begin, count) in enumerate(zip(self.begins, self.tokens.counts, strict=True)):
+            result[row, begin : begin + count] = outputs[row, :count]
         return result
 
 
 def check_prefill(manifest: Manifest, passed: PrefillArguments) -> Prompt:
     """Check arguments of Session.prefill but those that depend on its state. Raise ValueError."""
-    x, counts, columns = align(passed.inputs, passed.attention_mask, manifest.inputs[0])
-    for row, valid in enumerate(columns or ()):
-        if len(valid) and valid[-1] - valid[0] >= len(valid):
-            rule = "attention_mask without zeros between the ones of a row"
-            got = f"row {row} with tokens in columns {short_repr(valid.tolist())}"
-            raise expected(rule, got, "leave these columns out, and pass rows as lists")
+    x, counts, begins = align(passed.inputs, passed.attention_mask, manifest.inputs[0])
     if not len(x):
         raise expected("at least one row", "none", "give [B,S] tokens or a list of rows")
     chunk, keep, longest = manifest.chunk, 0, int(counts.max())
@@ -129,13 +124,12 @@ def check_prefill(manifest: Manifest, passed: PrefillArguments) -> Prompt:
     if vocabulary and x.size and (x.min() < 0 or x.max() >= vocabulary):
         rows = zip(x, counts.tolist(), strict=True)
         check_tokens(vocabulary, [row[:count] for row, count in rows])
-    planes: Dict[str, np.ndarray] = {}
-    if passed.grid is not None or passed.token_types is not None:
-        planes = _planes(passed, manifest, columns or [np.arange(n) for n in counts], x.shape)
     if not manifest.states or chunk > longest:  # a model without caches reads whole rows
         chunk = max(longest, 1)
-    tokens = RowTokens(slice(0, len(x)), x, counts, counts, planes, np.zeros_like(counts))
-    return Prompt(passed, tokens, columns, chunk, keep)
+    none = np.zeros_like(counts)
+    planes = _planes(passed, manifest, none if begins is None else begins, counts, x.shape[1])
+    tokens = RowTokens(slice(0, len(x)), x, counts, counts, planes, none)
+    return Prompt(passed, tokens, begins, chunk, keep)
 
 
 def check_every_row(counts: np.ndarray, rows: str) -> None:
@@ -186,48 +180,42 @@ def check_rows_are_independent(manifest: Manifest, call: str) -> None:
 
 
 def _planes(
-    passed: PrefillArguments,
-    manifest: Manifest,
-    columns: Sequence[np.ndarray],
-    shape: Tuple[int, ...],
+    passed: PrefillArguments, manifest: Manifest, begins: np.ndarray, counts: np.ndarray, width: int
 ) -> Dict[str, np.ndarray]:
     """Check grid [axes,B,S] and token types [B,S]; return their values at the tokens of each row,
-    which are in `columns`, in the first columns.
+    of which there are `counts` from column `begins` [B] on, in the first columns.
     """
-    planes: Dict[str, np.ndarray] = {}
+    values: Dict[str, Tuple[str, np.ndarray, int, int]] = {}
     if passed.grid is not None:
-        axes, limit = manifest.axes, manifest.coordinate_range or manifest.max_positions
-        if not axes:
-            rule = "an encoding with coordinates for grid"
-            raise expected(rule, "an encoding without", "leave grid out")
-        planes["grid"] = _numbers("grid", passed.grid, (axes, *shape[:2]), limit, columns)
+        limit = manifest.coordinate_range or manifest.max_positions
+        values["grid"] = "grid", array_of("grid", passed.grid), manifest.axes, limit
     if passed.token_types is not None:
-        segments = manifest.segments
         types = array_of("token_types", passed.token_types)[None]
-        if not segments:
-            got = f"kind {manifest.kind} without"
-            raise expected("a model with segments for token_types", got, "leave token_types out")
-        numbers = _numbers("token_types", types, (1, *shape[:2]), segments, columns)
-        planes["token_type_ids"] = numbers
+        values["token_type_ids"] = (
+            "token_types",
+            types,
+            int(manifest.segments > 0),
+            manifest.segments,
+        )
+    planes: Dict[str, np.ndarray] = {}
+    for name, (where, numbers, count, limit) in values.items():
+        if not count:
+            given = "an encoding with coordinates" if name == "grid" else "a model with segments"
+            raise expected(f"{given} for {where}", "one without", f"leave {where} out")
+        shape = (count, len(counts), width)
+        if numbers.shape != shape or numbers.dtype.kind not in "iu":
+            got = f"shape {list(numbers.shape)} {numbers.dtype}"
+            raise expected(f"{where} of shape {list(shape)} with whole numbers", got)
+        first = planes[name] = np.zeros(shape, np.int64)
+        for row, (begin, length) in enumerate(zip(begins, counts, strict=True)):
+            part = numbers[:, row, begin : begin + length]
+            if part.size and not (0 <= part.min() and part.max() < limit):
+                remedy = "export a larger range, or give smaller numbers"
+                raise expected(
+                    f"{where} in 0 .. {limit - 1}", f"{part.min()} .. {part.max()}", remedy
+                )
+            first[:, row, :length] = part
     return planes
-
-
-def _numbers(
-    name: str, value: Any, shape: Tuple[int, ...], limit: int, columns: Sequence[np.ndarray]
-) -> np.ndarray:
-    """Check an argument [n,B,S] and return its values in some columns of each row first."""
-    numbers = array_of(name, value)
-    if numbers.shape != shape or numbers.dtype.kind not in "iu":
-        got = f"shape {list(numbers.shape)} {numbers.dtype}"
-        raise expected(f"{name} of shape {list(shape)} with whole numbers", got)
-    first = np.zeros(shape, np.int64)
-    for row, valid in enumerate(columns):
-        part = numbers[:, row, valid]
-        if part.size and not (0 <= part.min() and part.max() < limit):
-            remedy = "export a larger range, or give smaller numbers"
-            raise expected(f"{name} in 0 .. {limit - 1}", f"{part.min()} .. {part.max()}", remedy)
-        first[:, row, : len(valid)] = part
-    return first
 
 
 def encoder_outputs(
@@ -326,11 +314,11 @@ def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
 
 def align(
     inputs: Inputs, attention_mask: Optional[np.ndarray], value: Value
-) -> Tuple[np.ndarray, np.ndarray, Optional[List[np.ndarray]]]:
+) -> Tuple[np.ndarray, np.ndarray, Optional[np.ndarray]]:
     """Return rows [B,S] or [B,S,E] of value's dtype, with their tokens in the first columns and
-    zeros behind, the number of tokens of each row [B], and their columns in the inputs; None if
-    these are the first ones. An array is returned as it is if it has this form. Raise ValueError
-    for another dtype or shape, or a wrong mask.
+    zeros behind, the number of tokens of each row [B], and the column of their first ones in the
+    inputs [B]; None if that is the first column. An array is returned as it is if it has this form.
+    Raise ValueError for another dtype or shape, or a wrong mask.
     """
     converted = _checked_array if isinstance(inputs, np.ndarray) else padded_rows
     padded, counts = converted(inputs, value)
@@ -346,10 +334,15 @@ def align(
     inside = (np.arange(shape[1])[None] < counts[:, None]) & (mask == 1)
     if inside.all():
         return padded, counts, None
-    columns, first = [np.flatnonzero(row) for row in inside], np.zeros_like(padded)
-    for row, valid in enumerate(columns):
-        first[row, : len(valid)] = padded[row, valid]
-    return first, inside.sum(axis=1), columns
+    first, counts, begins = np.zeros_like(padded), inside.sum(axis=1), inside.argmax(axis=1)
+    for row, (begin, count) in enumerate(zip(begins, counts, strict=True)):
+        if not inside[row, begin : begin + count].all():
+            rule = "attention_mask without zeros between the ones of a row"
+            found = short_repr(np.flatnonzero(inside[row]).tolist())
+            got = f"row {row} with tokens in columns {found}"
+            raise expected(rule, got, "leave these columns out, and pass rows as lists")
+        first[row, :count] = padded[row, begin : begin + count]
+    return first, counts, begins
 
 
 def _checked_array(inputs: Any, value: Value) -> Tuple[np.ndarray, np.ndarray]:
