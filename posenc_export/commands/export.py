@@ -4,9 +4,9 @@ import argparse
 import json
 import shlex
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List
 
-from posenc_export.commands.model_argument import CALLABLE, NO_HEADS, model_of
+from posenc_export.commands.model_argument import CALLABLE, model_of
 from posenc_export.commands.options import PART, Group, Table, block_options, nearest_model, option
 from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
 from posenc_export.runtime.artefact import rules, tokenizer
@@ -15,25 +15,12 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.schema import GRAPHS
 from posenc_export.shared.preset_folders import NAMES
 from posenc_export.shared.progress import Step
-from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import check_name
 
-FILES = (".safetensors", ".pt", ".pth", ".bin")
 # By graph, the runtime of a program that runs it, and the name of its file.
 PROGRAMS = {"model.onnx": ("python", "run.py"), "model.pt": ("libtorch", "run.cpp")}
 # Options that are fields of ExportOptions with the same meaning.
-SETTINGS = "signature dtype calibrate cache tolerance text max_loss size".split()
-OF_BLOCK: Table = {
-    **block_options(),
-    "--prefix": option(
-        "beginning of the names of one attention in --weights, such as model.layers.0.self_attn.",
-        metavar="NAME",
-    ),
-    "--layout": option(
-        "order of the rotary pairs in --weights (default: that of the encoding)",
-        choices=("half", "interleaved"),
-    ),
-}
+SETTINGS = "signature dtype weights calibrate cache tolerance text max_loss size".split()
 OF_CHECKPOINT: Table = {
     "--part": option(PART, choices=("encoder", "decoder")),
     "--no-head": dict(
@@ -83,13 +70,10 @@ OPTIONS: Table = {
         "of weights, activations and caches: float32, float16, or bfloat16 for ort-cuda "
         "(default: float32; float16 for ort-cuda)"
     ),
-    "--weights": dict(
-        action="append",
-        default=[],
-        metavar="FORMAT|FILE",
-        help="int8, int8-32, int4 or int4-128: format of linear layers and token table in few "
-        "bits; keep: the blocks of a GGUF file, on target ort. For a block also a file, with or "
-        "without a format, see below; ./int8 is a path",
+    "--weights": option(
+        "int8, int8-32, int4 or int4-128: format of linear layers and token table in few bits; "
+        "keep: the blocks of a GGUF file, on target ort",
+        metavar="FORMAT",
     ),
     "--cache": option(
         "format of cached keys and values: float16, on target ort-native, or int8, on ort and "
@@ -136,11 +120,7 @@ OPTIONS: Table = {
         action="store_true",
     ),
     "--no-verify": option("write without a certificate", action="store_true"),
-    "options of a block": Group(
-        "--weights FILE.safetensors or FILE.pt (a state_dict) has q, k, v, o or qkv, o, or the "
-        "names of common models, which determine the sizes",
-        OF_BLOCK,
-    ),
+    "options of a block": Group("", block_options()),
     "options of a checkpoint": Group("", OF_CHECKPOINT),
     "options of a module of your own": Group(
         "package.module:name, a torch module that is read as it is, with --max-positions N and, "
@@ -176,14 +156,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _settings(options: argparse.Namespace) -> Any:
-    """Return the ExportOptions, and leave in `options.weights` the file of weights alone."""
+    """Return the ExportOptions."""
     from posenc_export.export import ExportOptions
 
-    weights_format, options.weights = _weights(options.weights)
     return ExportOptions(
         verify=False if options.no_verify else options.verify == "whole" or "quick",
         progress=options.say,
-        weights=weights_format,
         **{name: getattr(options, name) for name in SETTINGS},
     )
 
@@ -252,45 +230,15 @@ def _check_words(options: argparse.Namespace) -> None:
     """Check what needs no torch, whose import takes seconds. Raise ValueError."""
     for target in options.target:
         check_name("export: expected target", target, GRAPHS)
-    if options.model == "block":
-        files = [Path(value) for value in options.weights if value.endswith((*FILES, ".py"))]
-        _check_files(files)
-        if files and options.heads is None:
-            raise ValueError(NO_HEADS)
-        return
     model, path = options.model, Path(options.model)
-    if model in NAMES or CALLABLE.match(model) or path.is_dir() or path.suffix == ".gguf":
+    known = (*NAMES, "block")
+    if model in known or CALLABLE.match(model) or path.is_dir() or path.suffix == ".gguf":
         return
     raise ValueError(
         "export: expected model to be block, a folder with a checkpoint, a GGUF file, "
         f"package.module:function, or one of {', '.join(NAMES)}, got {model!r}; "
-        f"{nearest_model(model, [*NAMES, 'block'])}"
+        f"{nearest_model(model, known)}"
     )
-
-
-def _check_files(files: List[Path]) -> None:
-    for file in files:
-        if file.suffix == ".py":
-            rule = "--weights FILE with tensors"
-            remedy = "to export the model of its function, give MODULE:FUNCTION in place of block"
-            raise refusal("export", rule, f"the Python file {file}", remedy)
-        if not file.is_file():
-            rule = f"a file {file.name} in {str(file.parent)!r}"
-            raise refusal("export", rule, "none", "check the path")
-
-
-def _weights(values: List[str]) -> Tuple[Optional[str], Optional[Path]]:
-    """Split the values of --weights into the format and the file. Raise ValueError for several."""
-    from posenc_export.export.quantization.formats import FORMATS, KEEP
-
-    known = (*FORMATS, KEEP)
-    files = [value for value in values if value.endswith(FILES) or Path(value).exists()]
-    places = [value for value in files if value not in known]
-    formats = [value for value in values if value not in places]
-    if len(places) > 1 or len(formats) > 1:
-        rule = "--weights once with a format and once with a file at most"
-        raise refusal("export", rule, ", ".join(values), "give each once")
-    return next(iter(formats), None), next(map(Path, places), None)
 
 
 def _quality(manifest: Manifest) -> Dict[str, Any]:

@@ -17,57 +17,24 @@ from posenc_export.shared.preset_folders import NAMES
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
 
-NO_HEADS = "export: expected the number of heads with --weights, got none; give --heads H"
-OF_WEIGHTS = "weights prefix encoding heads kv_heads max_positions attention layout".split()
 OF_CHECKPOINT = ("max_positions", "part", "head")
 OF_MODULE = ("max_positions", "attention", "example", "positions", "output_name", "axes")
-NAMED = (*BLOCK, "weights", "prefix", "layout", *OF_CHECKPOINT, *OF_MODULE[2:])
+NAMED = (*BLOCK, *OF_CHECKPOINT, *OF_MODULE[2:])
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
 LONGEST_NAME = 128
 
 
 def model_of_block(chosen: Dict[str, Any]) -> Any:
     """Return the block that the options describe. Raise ValueError for others."""
-    if "weights" in chosen:
-        return _block_of_weights(chosen)
     from posenc_export import encodings
     from posenc_export.models.presets import seeded
     from posenc_export.models.short_forms import block_config
 
-    check_only("export", tuple(BLOCK), chosen, "options of a block with random weights")
+    check_only("export", tuple(BLOCK), chosen, "options of a block")
     values: Dict[str, Any] = {**BLOCK, **chosen}
     seed, spec = values.pop("seed"), encodings.parse(values.pop("encoding"))
     causal = values.pop("attention") == "causal"
     return seeded(block_config(encoding=spec, causal=causal, **values), seed)
-
-
-def _block_of_weights(chosen: Dict[str, Any]) -> Any:
-    from posenc_export.models.block import AttentionBlock
-    from posenc_export.models.from_weights import read_file
-
-    rule = "options of a block with --weights, which determine the sizes"
-    check_only("export", OF_WEIGHTS, chosen, rule)
-    if "heads" not in chosen:
-        raise ValueError(NO_HEADS)
-    weights, lines = read_file(chosen["weights"], chosen.get("prefix", ""))
-    values = {**BLOCK, **chosen}
-    block = AttentionBlock.from_state_dict(
-        weights,
-        values["heads"],
-        values["max_positions"],
-        kv_heads=chosen.get("kv_heads"),
-        encoding=values["encoding"],
-        layout=chosen.get("layout"),
-        causal=values["attention"] == "causal",
-    )
-    own, default = block.attention, "" if "encoding" in chosen else " (the default)"
-    sizes = f"heads {own.heads}, kv heads {own.kv_heads}, head size {own.head_size}"
-    for line in lines:
-        note(f"weights: {line}")
-    note(f"block: encoding {values['encoding']}{default}, {sizes}, {values['attention']}")
-    other = "posenc_export.compare compares it with the module that the weights come from"
-    note(f"block: certificates compare with this block; {other}")
-    return block
 
 
 def model_of(options: argparse.Namespace) -> Any:

@@ -105,7 +105,7 @@ MEANING = {
     "encoding": "position encoding, NAME or NAME:PARAMETER=VALUE,...; see posenc list "
     "(default: rope)",
     "width": "size of the hidden states (default: 512)",
-    "heads": "number of query heads (default: 8; required with --weights FILE)",
+    "heads": "number of query heads (default: 8)",
     "kv_heads": "number of key and value heads, a divisor of heads (default: as many as heads)",
     "head_size": "size of one head (default: width divided by heads)",
     "max_positions": "N: positions are 0 .. N-1, and a cache holds at most N tokens; on a grid, N "

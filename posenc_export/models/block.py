@@ -1,6 +1,6 @@
 """An attention block: one attention layer with its encodings, to export or to use in a module."""
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -8,10 +8,8 @@ from torch import Tensor
 
 from posenc_export import encodings
 from posenc_export.encodings.shared.combined import coordinates_of
-from posenc_export.models import from_weights
 from posenc_export.models.attention import attention, check_direction, check_places
 from posenc_export.models.config import BlockConfig
-from posenc_export.models.from_weights import Array
 from posenc_export.models.layer import Mask
 from posenc_export.models.parts import build
 from posenc_export.models.whole_pass import check_dtype, whole_pass
@@ -50,51 +48,6 @@ class AttentionBlock(torch.nn.Module):
         self.attention = attention(config.width, config.attention, encoding)
         self.mask = Mask(build("sees", config.attention.sees), encoding)
         self.embed_states = len(self.token_encoding.embed_states())
-
-    @classmethod
-    def from_state_dict(
-        cls,
-        state_dict: Mapping[str, Array],
-        heads: int,
-        max_positions: int,
-        prefix: str = "",
-        kv_heads: Optional[int] = None,
-        encoding: Union[str, Mapping[str, Any]] = "rope",
-        layout: Optional[str] = None,
-        causal: bool = True,
-    ) -> "AttentionBlock":
-        """Build a block from the state_dict of an attention, such as torch.nn.MultiheadAttention,
-        by the names of its tensors, in float32 and eval mode. Sizes follow from their shapes.
-
-        Args:
-            state_dict: tensors or numpy arrays by name, float32, float16 or bfloat16; those without
-                the prefix are ignored. q [H*D,E], k and v [K*D,E] or qkv, their concatenation, and
-                o [E,H*D] as in torch.nn.Linear.weight; q_bias, ...; trained parameters of the
-                encoding as encoding.NAME (docs/from-your-weights.md has all names). If only some
-                of q, k and v have a bias, the others get 0.
-            heads, max_positions, causal: as in short_forms.block_config.
-            prefix: beginning of the names of one attention, such as "model.layers.0.self_attn.".
-            kv_heads: key and value heads; None infers them from the weights.
-            encoding: {"name": registry key, parameter: value}, or text as on the command line.
-            layout: layout of rotary pairs in the weights, "half" or "interleaved". Rows are
-                reordered to the layout of the encoding. None: the layouts agree.
-
-        Raises:
-            ValueError: weights that are missing or have another shape or dtype; a module instead of
-                its state_dict; names that are ambiguous or have no place in the block
-                (models.named_projections); a layout for an encoding without rotary pairs.
-        """
-        if isinstance(state_dict, torch.nn.Module):
-            got = f"module {type(state_dict).__qualname__}"
-            raise refusal("weights", "tensors by name", got, "give its state_dict()")
-        shapes = {name: np.shape(value) for name, value in state_dict.items()}
-        weights, _ = from_weights.projections(shapes, state_dict.__getitem__, prefix)
-        config, parameters = from_weights.pack(
-            weights, heads, max_positions, kv_heads, encoding, causal
-        )
-        block = cls(config)
-        from_weights.fill(block, parameters, layout, weights)
-        return block.eval()
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call `forward`; with x alone compute the output of whole sequences at positions 0 .. S-1,

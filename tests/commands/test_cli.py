@@ -29,7 +29,6 @@ BAD = {
     "--encoding rope:thata=1 --target ort": "did you mean theta",
     "--target onx": "did you mean onnx",
     "--target ort --weights int3": "did you mean int8",
-    "--target ort --weights int4 --weights int8": "--weights once with a format",
     "--target torchscript --weights int4": "got torchscript",
     "--target ort --dtype float16 --weights int4": "got ort in float16",
     "--target ort --cache int8": "calibration data for the scales",
@@ -200,13 +199,10 @@ def test_a_command_imports_only_its_own_part() -> None:
 EARLY = {
     "block --target onx": "did you mean onnx",
     "tiny-rop --target ort": "did you mean tiny-rope",
-    "block --weights gone.pt --heads 4 --target ort": "expected a file gone.pt",
-    "block --weights here.pt --target ort": "the number of heads with --weights, got none",
 }
 
 
 def test_an_export_is_refused_before_torch_is_imported_where_it_can_be(tmp_path: Path) -> None:
-    (tmp_path / "here.pt").touch()
     calls = [["export", *options.split(), "-o", "a"] for options in EARLY]
     program = (
         "import sys; from posenc_export.commands.cli import main; sys.exit(str([main(call) for "
@@ -216,7 +212,7 @@ def test_an_export_is_refused_before_torch_is_imported_where_it_can_be(tmp_path:
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     *lines, statuses = ended.stderr.splitlines()
-    assert statuses == "[2, 2, 2, 2, False]" and all(
+    assert statuses == "[2, 2, False]" and all(
         rule in line for rule, line in zip(EARLY.values(), lines, strict=True)
     )
 
@@ -460,20 +456,6 @@ def test_export_verify_and_inspect_count_the_same_cells_and_export_prints_comman
     compile(capsys.readouterr().out, inspect[-1], "exec")
     assert main(["inspect", "made&kept"]) == 0
     assert f"cells {cells} (quick)" in capsys.readouterr().out
-
-
-def test_weights_in_a_file_without_tensors_are_refused_with_what_to_give(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("attention.py", "attention.pt"):
-        Path(name).write_text("import torch")
-    command = ["export", "block", "--heads", "4", "--target", "ort", "-o", "a", "--weights"]
-    assert main([*command, "attention.py"]) == 2
-    assert "give MODULE:FUNCTION in place of block" in capsys.readouterr().err
-    assert main([*command, "attention.pt"]) == 2
-    message = capsys.readouterr().err
-    assert "expected weights in a file .safetensors, got attention.pt; write them with" in message
 
 
 def test_a_block_takes_no_text_and_no_token_ids(

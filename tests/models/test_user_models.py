@@ -10,8 +10,6 @@ from typing import Any, List
 import numpy as np
 import pytest
 import tokenizers
-import torch
-from safetensors.torch import load_file, save_file
 
 from posenc_export import from_pretrained, load
 from posenc_export.commands.cli import main
@@ -24,7 +22,6 @@ from posenc_export.models.short_forms import block_config
 pytest.importorskip("transformers", reason="transformers is not installed")
 from tests.models.checkpoints import saved  # noqa: E402
 from tests.models.pairs import Peer, made  # noqa: E402
-from tests.models.patterns import share  # noqa: E402
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -32,20 +29,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved("llama", tmp_path_factory.mktemp("own") / "checkpoint")[1]
-
-
-def _weights(checkpoint: Path, path: Path) -> Path:
-    """Write the attention weights of layer 1 to a file."""
-    prefix = "model.layers.1.self_attn."
-    save_file(
-        {
-            name.removeprefix(prefix): value
-            for name, value in load_file(checkpoint / "model.safetensors").items()
-            if name.startswith(prefix)
-        },
-        path,
-    )
-    return path
 
 
 def _exported(arguments: List[str], capsys: pytest.CaptureFixture) -> Any:
@@ -86,27 +69,6 @@ def test_the_name_of_a_checkpoint_is_that_of_its_folder_file_or_hub() -> None:
     assert {path: checkpoint_name(Path(path)) for path in names} == names
 
 
-def test_a_block_with_the_weights_of_a_layer_computes_its_attention(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    peer, folder = saved("llama", tmp_path / "checkpoint")
-    block = str(tmp_path / "block")
-    spec = "rope_llama3:theta=500000,factor=8,original_max_positions=64"
-    arguments = ["--weights", str(folder / "model.safetensors"), "--heads", "4"]
-    arguments += ["--prefix", "model.layers.1.self_attn.", "--encoding", spec]
-    assert _exported(["block", *arguments, "--max-positions", "512", "-o", block], capsys)["passed"]
-    x, positions = torch.randn(1, 30, 64), torch.arange(200, 230)[None]
-    mask = torch.full((30, 30), -torch.inf).triu(1)[None, None]
-    angles = peer.model.rotary_emb(x, positions)
-    with torch.no_grad():
-        expected = peer.model.layers[1].self_attn(
-            x, position_embeddings=angles, attention_mask=mask
-        )[0]
-    output = load(block, provider="cpu").session().prefill(x.numpy(), start=200)
-    assert share([(output, expected.numpy())]) <= 1
-    assert main(["verify", block, "--no-record"]) == 0
-
-
 WRONG = {
     "a path that is none": (
         ["./checkpont"],
@@ -116,35 +78,11 @@ WRONG = {
         ["{checkpoint}", "--width", "64"],
         "expected options of a checkpoint, got --width",
     ),
-    "weights beside a checkpoint": (
-        ["{checkpoint}", "--weights", "x.safetensors"],
-        "got --weights",
-    ),
     "a part of a preset": (
         ["tiny-rope", "--part", "encoder"],
         "expected no options of a block or checkpoint for tiny-rope, got --part",
     ),
-    "a layout without weights": (
-        ["block", "--layout", "half"],
-        "a block with random weights, got --layout",
-    ),
-    "no number of heads": (["block", "--weights", "{weights}"], "give --heads H"),
-    "a size beside weights": (
-        ["block", "--weights", "{weights}", "--heads", "4", "--head-size", "16"],
-        "which determine the sizes, got --head-size",
-    ),
-    "another number of heads": (
-        ["block", "--weights", "{weights}", "--heads", "6"],
-        "expected o with shape",
-    ),
-    "no file": (
-        ["block", "--weights", "{tmp}/none.safetensors", "--heads", "4"],
-        "expected a file none.safetensors",
-    ),
-    "no output projection": (
-        ["block", "--weights", "{headless}", "--heads", "4"],
-        "expected q, k, v and o, or qkv and o, got q",
-    ),
+    "the part of a block": (["block", "--part", "encoder"], "options of a block, got --part"),
 }
 
 
@@ -152,16 +90,8 @@ WRONG = {
 def test_an_invalid_export_is_one_line_status_2_and_nothing_written(
     case: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    weights, headless = (
-        _weights(checkpoint, tmp_path / "attention.safetensors"),
-        tmp_path / "headless.safetensors",
-    )
-    save_file({"q": torch.ones(8, 8)}, headless)
     arguments, message = WRONG[case]
-    given = [
-        part.format(checkpoint=checkpoint, weights=weights, headless=headless, tmp=tmp_path)
-        for part in arguments
-    ]
+    given = [part.format(checkpoint=checkpoint) for part in arguments]
     assert main(["export", *given, "--target", "ort", "-o", str(tmp_path / "artefact")]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 1 and message in errors[0] and not (tmp_path / "artefact").exists()
