@@ -16,7 +16,6 @@ import posenc_export
 from posenc_export import __version__
 from posenc_export.commands import verify as verify_command
 from posenc_export.commands.cli import main, parser_of
-from posenc_export.commands.export import _weights as weights_of
 from posenc_export.commands.terminal import summary
 from posenc_export.encodings import KNOWN
 from posenc_export.export import TARGETS
@@ -252,15 +251,6 @@ def test_text_of_an_artefact_without_a_certificate_comes_with_a_line_on_stderr(
     assert re.fullmatch(
         "posenc: .* has no passed certificate: .*; run posenc verify .*\n", capsys.readouterr().err
     )
-
-
-def test_a_format_of_weights_is_no_folder_of_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "int8").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert weights_of(["int8"]) == ("int8", None)
-    assert weights_of(["int8", "./int8"]) == ("int8", Path("int8"))
 
 
 @pytest.mark.parametrize(
