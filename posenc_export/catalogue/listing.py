@@ -20,15 +20,9 @@ def hooks_of(name: str) -> str:
     return ", ".join(dict.fromkeys(hook.removesuffix("_next") for hook in hooks)) or "none"
 
 
-def needs_parameters(name: str) -> bool:
-    """Whether an encoding has a parameter without a default."""
-    defaults = [parameter.default for parameter in registry.parameters(name).values()]
-    return inspect.Parameter.empty in defaults
-
-
 def states_of(name: str) -> str:
     """Names of states besides keys and values, or "none"; "by parameters" without a default."""
-    if needs_parameters(name):
+    if inspect.Parameter.empty in [p.default for p in registry.parameters(name).values()]:
         return "by parameters"
     encoding = registry.build({"name": name}, SMALL)
     states = [f"{state.name}, replaced by every call" for state in encoding.embed_states()]

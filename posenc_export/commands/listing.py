@@ -14,12 +14,10 @@ from posenc_export.shared.tables import WIDTH, aligned
 
 Rows = List[Dict[str, str]]
 GROUPS = ("encodings", "targets", "presets")
-# A group that is printed on request only, because it calls the hooks of every encoding.
-MEASURED = "properties"
 OPTIONS: Table = {
     "what": option(
-        f"one of {', '.join(GROUPS)} (default: all of them), {MEASURED} of encodings, or the name "
-        "of an encoding, for its formula and parameters",
+        f"one of {', '.join(GROUPS)} (default: all of them), or the name of an encoding, for its "
+        "formula and parameters",
         nargs="?",
     )
 }
@@ -27,21 +25,18 @@ OPTIONS: Table = {
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Raise ValueError for a name that is neither a group nor an encoding."""
-    from posenc_export.catalogue import properties
     from posenc_export.encodings import KNOWN
 
-    named = (*GROUPS, MEASURED)
     if options.what in KNOWN:
         return _print_encoding(options)
-    if options.what not in (None, *named):
-        rule, got = f"one of {', '.join(named)} or an encoding", repr(options.what)
-        raise refusal("list", rule, got, suggestion(options.what, [*named, *KNOWN]))
-    rows = {MEASURED: properties.rows()} if options.what == MEASURED else _rows(options.what)
+    if options.what not in (None, *GROUPS):
+        rule, got = f"one of {', '.join(GROUPS)} or an encoding", repr(options.what)
+        raise refusal("list", rule, got, suggestion(options.what, [*GROUPS, *KNOWN]))
+    rows = _rows(options.what)
     whole = options.what is None
     text = "\n\n".join(_text(name, group, shorten=whole) for name, group in rows.items())
-    more = (
-        f"\n\nwhole texts: posenc list {' | '.join(named)} | NAME of an encoding" if whole else ""
-    )
+    names = " | ".join((*GROUPS, "NAME of an encoding"))
+    more = f"\n\nwhole texts: posenc list {names}" if whole else ""
     print(json.dumps(rows, indent=1) if options.json else text + more)
     return 0
 
@@ -72,13 +67,11 @@ def _text(name: str, rows: Rows, shorten: bool) -> str:
 
 def _print_encoding(options: argparse.Namespace) -> int:
     from posenc_export.catalogue.listing import encodings, place_of
-    from posenc_export.catalogue.properties import row_of
     from posenc_export.encodings import KNOWN, parameters
 
     row = next(row for row in encodings() if row["name"] == options.what)
-    measured = {name: cell for name, cell in row_of(options.what).items() if name != "name"}
     if options.json:
-        print(json.dumps({**row, MEASURED: measured}, indent=1))
+        print(json.dumps(row, indent=1))
         return 0
     described: Any = inspect.getdoc(KNOWN[options.what])
     print(textwrap.fill(row["source"], WIDTH), "", described, sep="\n")
@@ -88,6 +81,4 @@ def _print_encoding(options: argparse.Namespace) -> int:
     if defaults:
         print()
         show(defaults)
-    print()
-    show([{"property": name, "measured": cell} for name, cell in measured.items()])
     return 0

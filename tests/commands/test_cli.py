@@ -255,18 +255,12 @@ def test_text_of_an_artefact_without_a_certificate_comes_with_a_line_on_stderr(
 
 @pytest.mark.parametrize(
     "what",
-    [[], ["encodings"], ["targets"], ["presets"], ["properties"], ["rope_yarn"]],
+    [[], ["encodings"], ["targets"], ["presets"], ["rope_yarn"]],
 )
 def test_a_listing_fits_100_columns(what: List[str], capsys: pytest.CaptureFixture) -> None:
     assert main(["list", *what]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines and max(map(len, lines)) <= 100
-
-
-def test_a_listing_of_one_encoding_has_its_measured_properties(
-    capsys: pytest.CaptureFixture,
-) -> None:
-    assert _answer(["list", "shaw"], capsys)["properties"]["told apart"] == "17 of 64"  # type: ignore[index]
 
 
 MISSPELLED = {
