@@ -207,7 +207,6 @@ class Auditor:
             tuple(cells),
             tuple(self.interface.rows()),
             planned.unreached,
-            observed,
             lost,
             tuple(claims),
             repeated,
