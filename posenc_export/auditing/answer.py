@@ -20,13 +20,13 @@ COLUMNS = (
 )  # fmt: skip
 # What distinguishes a call from one full pass of a row alone from position 0, in the order in which
 # causes are looked for: a column of which more than a number says so, words for such calls in a
-# sentence ("calls that ...").
+# sentence ("calls that ..."), and in a legend.
 FEATURES = {
-    "row": ("rows", 1, "have several rows"),
-    "cache": ("before", 0, "read a cache"),
-    "behind": ("behind", 0, "have padding behind the tokens"),
-    "padding": ("padding", 0, "have padding before the tokens"),
-    "offset": ("start", 0, "do not start at position 0"),
+    "row": ("rows", 1, "have several rows", "several rows"),
+    "cache": ("before", 0, "read a cache", "cache"),
+    "behind": ("behind", 0, "have padding behind the tokens", "padding behind"),
+    "padding": ("padding", 0, "have padding before the tokens", "padding before"),
+    "offset": ("start", 0, "do not start at position 0", "another start"),
 }
 # Causes, by the feature that all wrong calls have; without one, by the first wrong token.
 CAUSES = {
@@ -132,8 +132,7 @@ def answer(observed: Observed, limit: np.ndarray, edges: Mapping[str, int]) -> A
     if not wrong.any():
         return Answer("right")
     # What every call has, such as several rows in a graph of two rows, explains nothing.
-    kinds = {name: table[column] > least for name, (column, least, _) in FEATURES.items()}
-    has = {name: flags for name, flags in kinds.items() if not flags.all()}
+    has = {name: flags for name, flags in features_of(table).items() if not flags.all()}
     chosen, features = _simplest(has, wrong)
     group = {name: numbers[chosen] for name, numbers in table.items()}
     bad = wrong[chosen]
@@ -155,6 +154,11 @@ def answer(observed: Observed, limit: np.ndarray, edges: Mapping[str, int]) -> A
         calls, others = "every call" if every else "some calls, the simplest among them", ""
     sentence = f"wrong {where} in {calls}{others}: {CAUSES[cause]}"
     return Answer(sentence, cause, int(np.argmax(chosen & wrong)), features)
+
+
+def features_of(table: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
+    """Return which tokens have each of FEATURES."""
+    return {name: table[column] > least for name, (column, least, *_) in FEATURES.items()}
 
 
 def _simplest(

@@ -207,6 +207,7 @@ class Auditor:
             tuple(cells),
             tuple(self.interface.rows()),
             planned.unreached,
+            observed,
             lost,
             tuple(claims),
             repeated,

@@ -5,8 +5,11 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 import msgspec
 
+from posenc_export.auditing.answer import Observed
 from posenc_export.auditing.facts import Claim
 from posenc_export.auditing.rounding import Loss
+
+WRITTEN = "verdict sentence cause cells inputs unreached claims loss".split()
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Audit:
     cells: Tuple[AuditedCell, ...]  # in the order in which they were measured
     inputs: Tuple[Dict[str, str], ...]  # table of inputs: "name", "type", "meaning"
     unreached: Mapping[str, str]  # edges of the reference that no cell reached, with the reason
+    observed: Observed  # the error of each compared token
     loss: Optional[Loss] = None  # what rounding costs, of a graph whose weights are rounded
     # What is proved of an ONNX graph at every length, refuted, or neither
     claims: Tuple[Claim, ...] = ()
@@ -46,7 +50,5 @@ class Audit:
         return self.verdict == "right"
 
     def as_json(self) -> Dict[str, Any]:
-        """Return everything but the program, for JSON."""
-        content: Dict[str, Any] = msgspec.to_builtins(self)
-        del content["program"]
-        return content
+        """Return everything but the errors of single tokens and the program, for JSON."""
+        return {name: msgspec.to_builtins(getattr(self, name)) for name in WRITTEN}

@@ -40,6 +40,7 @@ OPTIONS: Table = {
         type=Path,
         metavar="FILE",
     ),
+    "--html": option("write a page with errors over positions", type=Path, metavar="FILE"),
     "--seconds": option(
         "how long the process that runs a graph may take for all calls",
         3600.0,
@@ -58,23 +59,27 @@ OPTIONS: Table = {
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 if the graph is wrong or refuses a call."""
-    from posenc_export.auditing import audit, repeat
+    from posenc_export.auditing import audit, page, repeat
 
     file = options.repeat or Path(f"{options.graph.absolute().stem}-repeat.py")
-    form = Form("audit", repeat.MARK.encode())
-    if options.repeat is not None:
-        check_file(options.repeat, form)
+    of_program, of_page = Form("audit", repeat.MARK.encode()), Form("audit", page.MARK)
+    for path, form in ((options.repeat, of_program), (options.html, of_page)):
+        if path is not None:
+            check_file(path, form)
     named = ":" in options.reference and not Path(options.reference).exists()
     reference = imported("audit", options.reference) if named else options.reference
     given = (reference, options.inputs, options.quick, options.say, options.seconds)
     result = audit(options.graph, *given, tolerance=options.tolerance)
     options.say.close()
+    if options.html:
+        text = page.render(result, options.graph.name)
+        write_file(options.html, text.encode("utf-8", "backslashreplace"), of_page)
     if options.json:
         print(json.dumps(result.as_json(), indent=1, sort_keys=True))
     else:
         _print(result, options.all)
     if result.program:
-        write_file(file, result.program.encode(), form)
+        write_file(file, result.program.encode(), of_program)
         note(f"python {shlex.quote(str(file))} repeats the first wrong token")
     return 0 if result.right else FAILED_CHECK
 

@@ -66,11 +66,13 @@ def test_the_command_says_what_is_wrong_and_ends_with_1(
 ) -> None:
     monkeypatch.chdir(wrong)
     arguments = ["audit", "model.onnx", "--reference", "checkpoint", "--quick"]
-    assert main(arguments) == 1
+    assert main([*arguments, "--html", "page.html"]) == 1
     printed = capsys.readouterr()
     assert "past_key_values.0.key ->" in printed.out and "present.0.key" in printed.out
     assert printed.out.splitlines()[-1].startswith("wrong from ")
     assert "model-repeat.py" in printed.err and Path("model-repeat.py").is_file()
+    page = Path("page.html").read_text("utf-8")
+    assert "data:image/svg+xml" in page and "calls that read a cache" in page
     assert main([*arguments, "--json"]) == 1
     content = json.loads(capsys.readouterr().out)
     assert content["verdict"] == "wrong" and content["cause"] == "cache"

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, List
 
@@ -11,7 +12,7 @@ import onnx
 import pytest
 
 from posenc_export import audit
-from posenc_export.auditing import graph, repeat
+from posenc_export.auditing import graph, page, repeat
 from posenc_export.commands.cli import main
 from tests.auditing.odd_graphs import CASES, flat
 from tests.auditing.odd_graphs import graph as odd_graph
@@ -86,7 +87,7 @@ NAMES = ["'''", '"""', "\\", "\\'", "a\nb", "a\rb", "\u2028", "{x}", "%s", "#", 
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_a_program_quotes_the_names_of_others(name: str, tmp_path: Path) -> None:
+def test_a_program_and_a_page_quote_the_names_of_others(name: str, tmp_path: Path) -> None:
     inputs, outputs = CASES["nothing"]
     past = name if name.isprintable() else "past"
     inputs = {**inputs, past: inputs[PAST]}
@@ -102,6 +103,8 @@ def test_a_program_quotes_the_names_of_others(name: str, tmp_path: Path) -> None
         ran = subprocess.run(command, capture_output=True, text=True)
         assert ran.returncode == 1 and "tolerance" in ran.stdout, ran.stderr
     assert repeat.in_line("\udc80").encode("utf-8") == b"'\\udc80'"  # a byte that is no UTF-8
+    pytest.importorskip("matplotlib")
+    assert "<b>" not in page.render(replace(result, sentence="<b>"), "<b>")
 
 
 PAST = "past_key_values.0.key"

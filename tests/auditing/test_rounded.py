@@ -108,8 +108,9 @@ def test_the_command_accepts_a_tolerance_and_tells_the_loss(
 ) -> None:
     monkeypatch.chdir(rounded)
     arguments = ["audit", "model.onnx", "--reference", "checkpoint", "--quick"]
-    assert main([*arguments, "--tolerance", "0.5"]) == 0
+    assert main([*arguments, "--tolerance", "0.5", "--html", "page.html"]) == 0
     assert "weights in 8 bits: perplexity times" in capsys.readouterr().out
+    assert "Kullback-Leibler divergence" in Path("page.html").read_text("utf-8")
     assert main([*arguments, "--tolerance", "0.001", "--json"]) == 1
     content = json.loads(capsys.readouterr().out)
     assert content["sentence"].startswith("structure right; in its own precision wrong")

@@ -1,0 +1,94 @@
+"""The result of an audit as one HTML page: errors over positions, cells, the repeating program."""
+
+import base64
+import html
+import io
+from dataclasses import asdict
+from typing import Any, Dict, List, Sequence
+
+import numpy as np
+
+from posenc_export.auditing.answer import FEATURES, features_of
+from posenc_export.auditing.result import Audit
+
+STYLE = """body { font: 15px/1.5 system-ui, sans-serif; max-width: 66rem; margin: 2rem auto;
+padding: 0 1rem } .sentence { font-size: 1.3rem; font-weight: 600 } img { width: 100% }
+table { border-collapse: collapse } td:first-child { white-space: nowrap }
+td, th { padding: .2rem .7rem; text-align: left; border-bottom: 1px solid #d8dee4 }
+.wrong, .refused { color: #b3261e }
+pre { overflow: auto; max-height: 30rem; background: #f6f8fa; padding: 1rem }"""
+MARK = b"<!-- posenc audit -->"
+LOSS = {
+    "format": "format of the weights",
+    "error": "largest error of a full pass, relative to the largest output",
+    "activations": "largest error with the weights of the graph in the reference",
+    "cosine": "cosine of the outputs, on average",
+    "lowest": "lowest cosine of the outputs",
+    "divergence": "Kullback-Leibler divergence of the next token in nats, on average",
+    "agreement": "part of tokens with the same most probable next token",
+}
+LEAST = 1e-9  # errors below are drawn here
+
+
+def render(audit: Audit, name: str) -> str:
+    """Return the page of the audit of a graph."""
+    inputs = [(row["name"], row["type"], row["meaning"]) for row in audit.inputs]
+    cells = [
+        (cell.name, cell.status, f"{cell.error:.1e}", f"{cell.tolerance:.1e}",
+         str(cell.first) if cell.first >= 0 else "", cell.message)
+        for cell in audit.cells
+    ]  # fmt: skip
+    heads = ("cell", "result", "error", "tolerance", "first wrong token", "")
+    parts = [
+        f"<p class='sentence'>{html.escape(audit.sentence)}</p>",
+        f'<img alt="error over position" src="data:image/svg+xml;base64,{_chart(audit)}">',
+        f"<h2>Inputs and outputs</h2>{_table(('name', 'type', 'meaning'), inputs)}",
+        f"<h2>Cells</h2>{_table(heads, cells)}",
+    ]
+    if audit.loss is not None:
+        rows = [(LOSS[name], f"{number}") for name, number in asdict(audit.loss).items()]
+        parts.append(f"<h2>Rounding</h2>{_table(('what it costs', ''), rows)}")
+    if audit.program:
+        parts.append(f"<h2>The first wrong token</h2><pre>{html.escape(audit.program)}</pre>")
+    title = f"Audit of {html.escape(name)}"
+    head = f"<!doctype html>{MARK.decode()}<meta charset='utf-8'><title>{title}</title>"
+    return f"{head}<style>{STYLE}</style><h1>{title}</h1>{''.join(parts)}"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines: List[str] = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]
+    for row in rows:
+        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
+        lines.append(f"<tr class='{row[1] if row[1] in ('wrong', 'refused') else ''}'>{cells}</tr>")
+    return f"<table>{''.join(lines)}</table>"
+
+
+def _chart(audit: Audit) -> str:
+    """Return the largest error at each position, for each kind of call, as SVG in base64."""
+    from matplotlib.figure import Figure
+
+    columns = audit.observed.columns
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes: Any = figure.subplots()
+    kinds = list(zip(*features_of(columns).values(), strict=True))
+    by_kind: Dict[Any, List[int]] = {}
+    for index, kind in enumerate(kinds):
+        by_kind.setdefault(kind, []).append(index)
+    positions = columns["start"] + columns["index"]
+    for kind, tokens in sorted(by_kind.items(), key=lambda item: sum(item[0])):
+        words = [words for (*_, words), has in zip(FEATURES.values(), kind, strict=True) if has]
+        at, errors = positions[tokens], columns["error"][tokens]
+        drawn = np.unique(at)
+        largest = [min(max(errors[at == position].max(), LEAST), 10.0) for position in drawn]
+        axes.plot(drawn, largest, ".", label=" + ".join(words) or "one row, one call")
+    axes.set(xlabel="position (logarithmic)", ylabel="error (logarithmic)", yscale="log")
+    axes.set_xscale("symlog")
+    axes.set_xlim(left=-0.5)
+    axes.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
+    limits = [cell.tolerance for cell in audit.cells if cell.tolerance]
+    if limits:
+        axes.axhline(min(limits), color="black", lw=0.8, ls="--", label="tolerance")
+    figure.legend(fontsize="x-small", ncols=4, loc="outside upper center", frameon=False)
+    stream = io.BytesIO()
+    figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
+    return base64.b64encode(stream.getvalue()).decode()
