@@ -134,7 +134,7 @@ def test_every_block_runs_from_the_top_and_prints_what_is_shown(
         printed = _run(language, text, names)
         assert not shown or _agrees(printed, shown), printed
     assert names["logits"].shape == (1, 3, 256)
-    written = ["bench.html", *(f"{name}/posenc.json" for name in ("alibi/ort", "decay", "mine"))]
+    written = ["bench.html", *(f"{name}/posenc.json" for name in ("alibi/ort", "decay", "gpt"))]
     assert [name for name in written if not (tmp_path / "build" / name).stat().st_size] == []
 
 
