@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from bench import marked
 from posenc_export.encodings import REGISTRY
+from posenc_export.export import TARGETS as OF_EXPORT
 from posenc_export.export import Sources, export
-from posenc_export.export.targets import TARGETS as OF_EXPORT
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import load
 from posenc_export.runtime.verification import indices

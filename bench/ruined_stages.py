@@ -126,18 +126,13 @@ def _last_slot_lost(lengths: Tuple[Any, Any], op: Builder, *_: Any) -> Any:
     return op.Sub(valid, deep), total
 
 
-def far_keys_unwritten(_: Any = None) -> ContextManager[Any]:
+def _without_far(rotated: Any, _: Any, q: Any, k: Any, positions: Any) -> Any:
     """Cache zeros in place of the entries of keys for queries beyond the original length."""
-    right = RoPELongRoPE.rotate
+    near, far = rotated[1].tensor_split([k.size(3)], dim=3)
+    return (rotated[0], torch.cat((near, far - far), dim=3)) if graph.emitting() else rotated
 
-    def wrong(encoding: Any, q: Any, k: Any, positions: Any) -> Any:
-        of_q, of_k = right(encoding, q, k, positions)
-        if not graph.emitting():
-            return of_q, of_k
-        near, far = of_k.tensor_split([k.size(3)], dim=3)
-        return of_q, torch.cat((near, far - far), dim=3)
 
-    return mock.patch.object(RoPELongRoPE, "rotate", wrong)
+far_keys_unwritten = _results(RoPELongRoPE, "rotate", _without_far)
 
 
 def _distances_short(distances: Callable[..., Any]) -> Dict[Any, Callable[..., Any]]:

@@ -32,7 +32,7 @@ from bench.ruined_graphs import CACHES, FEW_BITS, FORMATS, NATIVE, ORIGINAL, RUI
 from bench.ruined_stages import STAGE_RUINS, StageRuin
 from posenc_export.export import Sources, VerificationError, export
 from posenc_export.export.quantization.rounding import rounded
-from posenc_export.export.targets import TARGETS, external_data
+from posenc_export.export.targets import WRITERS, external_data
 from posenc_export.models.config import StackConfig
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
@@ -118,13 +118,13 @@ def ruined(folder: Path, plant: Callable[[Graph], None]) -> Dict[str, Any]:
 @contextlib.contextmanager
 def exporting(target: str, plant: Callable[[Graph], None]) -> Iterator[None]:
     """Context in which the exporter writes ruined graphs."""
-    kind = TARGETS[target]
+    right = WRITERS[target]
 
-    def write(source: Any, manifest: Manifest, folder: Path) -> Any:
-        written = kind.write(source, manifest, folder)
-        return dataclasses.replace(written, files={**written.files, **ruined(folder, plant)})
+    def write(source: Any, manifest: Manifest, folder: Path) -> Manifest:
+        written = right(source, manifest, folder)
+        return written.replace(files={**written.files, **ruined(folder, plant)})
 
-    with mock.patch.dict(TARGETS, {target: dataclasses.replace(kind, write=write)}):
+    with mock.patch.dict(WRITERS, {target: write}):
         yield
 
 

@@ -12,7 +12,7 @@ from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
 from posenc_export.runtime.artefact import rules, tokenizer
 from posenc_export.runtime.artefact.chat_template import has_template
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.artefact.schema import GRAPHS
+from posenc_export.runtime.artefact.schema import TARGETS
 from posenc_export.shared.preset_folders import NAMES
 from posenc_export.shared.progress import Step
 from posenc_export.shared.suggestion import check_name
@@ -229,7 +229,7 @@ def _running(path: Path, manifest: Manifest) -> str:
 def _check_words(options: argparse.Namespace) -> None:
     """Check what needs no torch, whose import takes seconds. Raise ValueError."""
     for target in options.target:
-        check_name("export: expected target", target, GRAPHS)
+        check_name("export: expected target", target, TARGETS)
     model, path = options.model, Path(options.model)
     known = (*NAMES, "block")
     if model in known or CALLABLE.match(model) or path.is_dir() or path.suffix == ".gguf":

@@ -49,7 +49,7 @@ def _rows(what: Optional[str]) -> Dict[str, Rows]:
 
 
 def _targets() -> Rows:
-    from posenc_export.export import TARGETS
+    from posenc_export.runtime.artefact.schema import TARGETS
 
     rows = [(name, target.graph, target.cache) for name, target in TARGETS.items()]
     return [dict(zip(("name", "graph", "cache"), row, strict=True)) for row in rows]

@@ -102,7 +102,6 @@ def exported(options: argparse.Namespace, path: Path, check: Callable[[Manifest]
     # Before torch is imported: on a busy machine, threads that spin while they wait take the time
     # of those that compute, and an export takes nearly twice as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from posenc_export.export import TARGETS as ALL
     from posenc_export.export import ExportOptions, Sources, VerificationError, export_all
     from posenc_export.export.describe import describe
     from posenc_export.runtime.graphs.ort_options import choose_provider
@@ -110,7 +109,7 @@ def exported(options: argparse.Namespace, path: Path, check: Callable[[Manifest]
     how = ExportOptions(verify="quick", weights=options.weights, progress=options.say)
     how.check([target])
     sources = Sources(checkpoint(str(path), {}), owned=True)
-    described = describe(sources.model, target, how.signature, ALL[target])
+    described = describe(sources.model, target, how.signature)
     providers.check_name(options.provider, described)
     choose_provider(options.provider, described)  # a provider that this machine has
     check(described)

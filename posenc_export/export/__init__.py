@@ -14,8 +14,8 @@ from posenc_export.export.artefact import check_export, export, export_all, fold
 from posenc_export.export.options import ExportOptions
 from posenc_export.export.read_module import ReadAs
 from posenc_export.export.sources import Sources
-from posenc_export.export.targets import TARGETS
 from posenc_export.export.verify import VerificationError, verify
+from posenc_export.runtime.artefact.schema import TARGETS
 
 __all__ = [
     "TARGETS",

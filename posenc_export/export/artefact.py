@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Union
+from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Union
 
 import torch
 
@@ -12,28 +12,28 @@ from posenc_export.export import half_precision, loader_configs, numbers, qualit
 from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.describe import Model, describe, text_of
 from posenc_export.export.expected import expected_outputs
-from posenc_export.export.manifest_writer import with_graph, write_manifest
 from posenc_export.export.options import MAX_LOSS, ExportOptions
 from posenc_export.export.quantization import mixed, samples
 from posenc_export.export.quantization.formats import format_of
 from posenc_export.export.quantization.text import FEW, TOKENS, default_sample, with_text
 from posenc_export.export.read_module import ReadAs, ReadModule
 from posenc_export.export.sources import Sources, check_half
-from posenc_export.export.targets import TARGETS
+from posenc_export.export.targets import WRITERS
 from posenc_export.export.trace import Source
-from posenc_export.export.verify import VerificationError, check
+from posenc_export.export.verify import VerificationError, Written, check
 from posenc_export.export.weight_file import WeightFile
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.stack import Text
 from posenc_export.runtime.artefact import files
-from posenc_export.runtime.artefact.certificate import Check
+from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.places import check_folder
 from posenc_export.runtime.artefact.publish import StagingFolder, sweep
+from posenc_export.runtime.artefact.schema import TARGETS
 from posenc_export.runtime.artefact.tokenizer import check_tokenizer
 from posenc_export.runtime.verification import proof
 from posenc_export.runtime.verification.grid_inputs import grid_of
-from posenc_export.runtime.verification.proof import Accuracy, Expected
+from posenc_export.runtime.verification.proof import Accuracy
 from posenc_export.shared.progress import Progress
 from posenc_export.shared.refusal import refusal
 
@@ -200,39 +200,32 @@ def check_export(targets: Sequence[str], output: Path, options: ExportOptions) -
 def _make(
     sources: Sources, target: str, folder: Path, options: ExportOptions, read: quality.Inputs
 ) -> Manifest:
-    kind = TARGETS[target]
-    dtype = options.dtype or kind.dtypes[0]
+    dtypes = TARGETS[target].dtypes
+    dtype = options.dtype or dtypes[0]
     check_half(sources.model, target, dtype)
     cache, format_ = options.cache or "", options.format
     source = sources.of(dtype, format_, read.sample, cache, options.size, options.say)
     half_precision.check_model(sources.model, dtype)
     options.say(f"{target}: tracing and lowering")
-    described = describe(source.model, target, options.signature, kind, source.few_bits)
+    described = describe(source.model, target, options.signature).replace(**source.rounded)
     accuracy = accuracy_of(source.model, described)
     if options.tolerance is not None:
         accuracy = accuracy.with_stated(options.tolerance)
         accuracy = dataclasses.replace(accuracy, fixed=True)
     written = _written(source, described, folder, accuracy, options)
-    manifest = write_manifest(folder, written.manifest)
+    manifest = written.manifest
+    manifests.write(manifest, folder)
     if options.size is not None:
         mixed.check_written(manifest, options.size)
     if not options.verify:
         return manifest
-    verified = check(folder, manifest, source, written.expected, accuracy, written.numbers, options)
-    lost = None
-    if accuracy.rounds and ("float32" in kind.dtypes or (options.weights and verified.certificate)):
+    manifest = check(folder, source, written, accuracy, options)
+    if accuracy.rounds and ("float32" in dtypes or (options.weights and manifest.certificate)):
         options.say(f"{target}: measuring the loss against float32")
         inputs = read._replace(model=sources.of("float32").model)
-        lost = quality.measured(folder, manifest, verified, inputs, options.say)
-    return write_manifest(folder, manifest, verified, lost)
-
-
-class Written(NamedTuple):
-    """An artefact before it is verified."""
-
-    manifest: Manifest
-    expected: Expected  # outputs of the module
-    numbers: Check  # comparison of its constants with the module
+        manifest = manifest.replace(quality=quality.measured(folder, manifest, inputs, options.say))
+    manifests.write(manifest, folder)
+    return manifest
 
 
 def _written(
@@ -241,8 +234,7 @@ def _written(
     """Write the files of an artefact to a new folder, without the manifest."""
     folder.mkdir(parents=True)
     with explain_errors(described.target, source.model, described.packages):
-        graph = TARGETS[described.target].write(source, described, folder)
-    manifest = with_graph(described, graph)
+        manifest = WRITERS[described.target](source, described, folder)
     options.say(f"{described.target}: computing the outputs of the module")
     long = bool(options.verify)
     expected = source.once(

@@ -1,7 +1,6 @@
 """The manifest of a model before its graph is written, and the eager module as a target."""
 
-from dataclasses import dataclass, field
-from typing import Dict, Mapping, Optional, Tuple
+from typing import Dict, Tuple
 
 import torch
 
@@ -14,61 +13,30 @@ from posenc_export.models.config_json import kind_of, to_json
 from posenc_export.models.placed import placed
 from posenc_export.models.stack import Text
 from posenc_export.models.whole_pass import encodings_in
-from posenc_export.runtime.artefact.manifest import Calibration, Manifest, Package
-from posenc_export.runtime.artefact.records import Generation, Places, Weights
-from posenc_export.runtime.artefact.schema import FIRST_INTERFACE, GRAPHS
+from posenc_export.runtime.artefact.manifest import Manifest, Package
+from posenc_export.runtime.artefact.records import Generation, Places
+from posenc_export.runtime.artefact.schema import FIRST_INTERFACE, TARGETS
 
 
-@dataclass(frozen=True, kw_only=True)
-class CacheLayout:
-    """How the graphs of a target keep the tokens that they have read."""
-
-    layout: Mapping[str, str]  # "rows" or "columns" (runtime.artefact.manifest), by signature
-    # capacity_bucket, continuation_rows, contiguous: as in the manifest
-    capacity_bucket: int = 0
-    continuation_rows: int = 0
-    contiguous: bool = False
-
-
-ROWS = {"positions": "rows", "mask": "columns"}
-# Graphs of torch take the first slots of larger memory.
-TORCH = CacheLayout(layout=ROWS, capacity_bucket=64)
-
-
-@dataclass(frozen=True)
-class FewBits:
-    """What an artefact rounds to few bits, as in the manifest."""
-
-    weights: Optional[Weights] = None
-    formats: Mapping[str, str] = field(default_factory=dict)
-    cache: str = ""
-    calibration: Optional[Calibration] = None
-
-
-def describe(
-    model: Model, target: str, signature: str, caches: CacheLayout, few_bits: FewBits = FewBits()
-) -> Manifest:
-    """Return the manifest of a model without what the stages of an export find out.
-
-    Args:
-        caches: of the target.
-        few_bits: what the target is to round; the weights of the model are rounded already.
+def describe(model: Model, target: str, signature: str) -> Manifest:
+    """Return the manifest of a model in float32 or half precision, before its graph is written.
+    target: one of TARGETS, or "eager" for the module itself, which torch runs.
     """
-    text, grows = text_of(model), target in GRAPHS and GRAPHS[target].grows
+    text, kind = text_of(model), TARGETS.get(target, TARGETS["torchscript"])
     return Manifest(
         kind=kind_of(model.config),
         target=target,
         signature=signature,
         dtype=graph_values.dtype_of(model),
-        layout=caches.layout[signature],
+        layout=kind.layout[signature],
         config=to_json(model.config),
         inputs=graph_values.inputs_of(model, signature),
         outputs=graph_values.outputs_of(model, signature),
-        states=graph_values.states_of(model, signature, "append" if grows else "in_place"),
+        states=graph_values.states_of(model, signature, "append" if kind.grows else "in_place"),
         max_positions=model.config.max_positions,
-        capacity_bucket=caches.capacity_bucket,
-        continuation_rows=caches.continuation_rows,
-        contiguous=caches.contiguous,
+        capacity_bucket=kind.capacity_bucket,
+        continuation_rows=kind.continuation_rows,
+        contiguous=kind.contiguous,
         axes=model.axes,
         coordinate_range=model.coordinate_range,
         chunk=min(encoding.chunk for encoding in encodings_in(model)),
@@ -81,10 +49,6 @@ def describe(
         source=dict(model.source),
         packages=_packages(model),
         places=_places(model),
-        weights=few_bits.weights,
-        formats=dict(few_bits.formats),
-        cache=few_bits.cache,
-        calibration=few_bits.calibration,
     )
 
 
@@ -114,4 +78,4 @@ def _packages(model: Model) -> Dict[str, Package]:
 
 def eager(model: Model) -> Tuple[torch.nn.Module, Manifest]:
     """Return the eager module that takes positions, and the manifest to run it in a session."""
-    return wrap(model, "positions"), describe(model, "eager", "positions", TORCH)
+    return wrap(model, "positions"), describe(model, "eager", "positions")

@@ -11,7 +11,7 @@ from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.graph_inputs import KEYS_AND_VALUES
 from posenc_export.runtime.artefact.manifest import Axis, Manifest
 from posenc_export.runtime.artefact.rules import graph_file
-from posenc_export.runtime.artefact.schema import GRAPHS
+from posenc_export.runtime.artefact.schema import TARGETS
 
 CONFIG, GENERATION, GENAI = "config.json", "generation_config.json", "genai_config.json"
 # GemmaConfig is the only model type of which optimum-onnx 0.1 and transformers.js 4.3 both read
@@ -53,7 +53,7 @@ def write(model: Union[Stack, ReadModule], manifest: Manifest, folder: Path) -> 
     shape = _cache_shape(manifest, sizes.get("num_hidden_layers", 0))
     if not manifest.decodes or shape is None:
         return
-    graph = GRAPHS[manifest.target]
+    graph = TARGETS[manifest.target]
     grows = graph.grows or graph.fused
     _put(folder / GENAI, _genai(sizes, manifest, shape))
     if grows:

@@ -7,8 +7,8 @@ from typing import Optional, Sequence, Union
 
 from posenc_export.export.quantization.formats import FORMATS, KEEP, MIXED, format_of
 from posenc_export.export.signatures import NAMES
-from posenc_export.export.targets import TARGETS
 from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS, SCALED
+from posenc_export.runtime.artefact.schema import TARGETS
 from posenc_export.runtime.verification.proof import check_tolerance
 from posenc_export.shared.progress import Progress
 from posenc_export.shared.refusal import refusal

@@ -8,7 +8,6 @@ import numpy as np
 
 from posenc_export.export.describe import Model
 from posenc_export.export.expected import eager_session, expected_outputs
-from posenc_export.export.manifest_writer import Verified
 from posenc_export.export.quantization.formats import MIXED, format_of
 from posenc_export.export.quantization.samples import Sample
 from posenc_export.export.quantization.text import MeasuredText, is_default
@@ -38,14 +37,12 @@ class Inputs(NamedTuple):
     most: float  # largest perplexity over that of `model`
 
 
-def measured(
-    folder: Path, manifest: Manifest, verified: Verified, inputs: Inputs, say: Progress
-) -> Quality:
+def measured(folder: Path, manifest: Manifest, inputs: Inputs, say: Progress) -> Quality:
     """Measure the loss of a certified artefact. say: reports progress. ValueError: on text, the
     perplexity is more than `inputs.most` times that of the float32 module.
     """
-    assert verified.certificate is not None
-    cells, tolerance = verified.certificate["cells"], verified.certificate["tolerance"]
+    assert manifest.certificate is not None
+    cells, tolerance = manifest.certificate["cells"], manifest.certificate["tolerance"]
     loaded = load(folder, provider="cpu", threads=1)
     if inputs.text is None:
         loss = _of_reference(loaded.session(), inputs.model, manifest)

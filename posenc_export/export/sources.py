@@ -5,7 +5,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
 
-from posenc_export.export.describe import FewBits, Model
+from posenc_export.export.describe import Model
 from posenc_export.export.graph_values import dtype_of
 from posenc_export.export.quantization import calibration, mixed, rounding
 from posenc_export.export.quantization.formats import KEEP, format_of
@@ -89,8 +89,9 @@ class Sources:
             of_weights = None if weights is None else Weights(weights, activations=activations)
             of_each = {} if size is None else mixed.formats_of(on_grid)
             described = None if sample is None else sample.described
-            few_bits = FewBits(of_weights, of_each, cache, described)
-            self._made[key] = Source(rounded_model, scales, on_grid, few_bits, say, exact)
+            fields: Dict[str, Any] = {"weights": of_weights, "formats": of_each}
+            fields |= {"cache": cache, "calibration": described}
+            self._made[key] = Source(rounded_model, scales, on_grid, fields, say, exact)
         return self._made[key]
 
 

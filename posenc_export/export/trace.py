@@ -6,11 +6,10 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from posenc_export.export.describe import FewBits, Model
 from posenc_export.export.example_inputs import trace_inputs
 from posenc_export.export.onnx_program import onnx_program
 from posenc_export.export.quantization.grid import OnGrid
-from posenc_export.export.read_module import ReadModule
+from posenc_export.export.read_module import Model, ReadModule
 from posenc_export.export.signatures import wrap
 from posenc_export.export.traced_constants import TracedConstants
 from posenc_export.ops import graph as semantic
@@ -33,7 +32,7 @@ class Source:
             their format has none.
         on_grid: grids and codes of rounded weights by name of the parameter (formats.rounded); None
             if none is rounded.
-        few_bits: what is rounded, for the manifest.
+        rounded: the fields of the manifest that say what is rounded.
         say: reports progress of tracing and writing.
         exact: float32 model whose outputs are expected of the artefact; None for `model`.
     """
@@ -43,11 +42,11 @@ class Source:
         model: Model,
         cache_scales: Optional[Mapping[str, np.ndarray]] = None,
         on_grid: Optional[Mapping[str, OnGrid]] = None,
-        few_bits: FewBits = FewBits(),
+        rounded: Optional[Mapping[str, Any]] = None,
         say: Progress = silent,
         exact: Optional[Model] = None,
     ) -> None:
-        self.model, self.few_bits, self.say = model, few_bits, say
+        self.model, self.rounded, self.say = model, rounded or {}, say
         self.exact = model if exact is None else exact
         self.cache_scales, self.on_grid = cache_scales or {}, on_grid or {}
         self._graphs: Dict[str, Tuple[ir.Model, TracedConstants]] = {}

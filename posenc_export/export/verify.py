@@ -3,8 +3,9 @@ module with the float64 oracle.
 """
 
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Union
 
+import msgspec
 import torch
 
 from posenc_export.export import position_tables
@@ -12,7 +13,6 @@ from posenc_export.export.bounds import extent
 from posenc_export.export.conditioning import condition_factor
 from posenc_export.export.describe import Model
 from posenc_export.export.expected import expected_outputs
-from posenc_export.export.manifest_writer import Verified
 from posenc_export.export.options import ExportOptions
 from posenc_export.export.oracle_cells import against, oracle_cells
 from posenc_export.export.quantization import samples
@@ -39,6 +39,7 @@ from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.verification import checks, measuring, proof
 from posenc_export.runtime.verification.float32_form import load_form
 from posenc_export.runtime.verification.grid_inputs import grid_of
+from posenc_export.runtime.verification.proof import Accuracy, Expected
 from posenc_export.runtime.verification.proof import certificate as certificate_of
 from posenc_export.shared.numerics import tolerance as float32_tolerance
 from posenc_export.shared.progress import Progress, silent
@@ -170,28 +171,27 @@ def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, No
     return sample.kept(described.tokens)
 
 
+class Written(NamedTuple):
+    """An artefact before it is verified."""
+
+    manifest: Manifest
+    expected: Expected  # outputs of the module
+    numbers: Check  # comparison of its constants with the module
+
+
 def check(
-    folder: Path,
-    manifest: Manifest,
-    source: Source,
-    expected: proof.Expected,
-    accuracy: proof.Accuracy,
-    compared: Check,
-    options: ExportOptions,
-) -> Verified:
-    """Verify a new artefact.
+    folder: Path, source: Source, written: Written, accuracy: Accuracy, options: ExportOptions
+) -> Manifest:
+    """Verify a new artefact, and return its manifest with the certificate and the tolerance that it
+    was held to. accuracy: of a correct artefact.
 
     No provider of the CPU computes in bfloat16. Of an artefact in bfloat16, only the float32 form
     is verified, and there is no certificate.
 
-    Args:
-        expected: outputs of the module.
-        accuracy: of a correct artefact.
-        compared: comparison of the constants of the artefact with the module.
-
     Raises:
         VerificationError: a cell exceeds the tolerance.
     """
+    manifest, expected, compared = written
     model, say = source.exact, options.say
     say(f"{manifest.target}: comparing the module with its formula")
     # Before the graph is loaded, so that its weights and the float64 head are not in memory
@@ -214,7 +214,10 @@ def check(
         certificate = _certificate(loaded, model, accuracy, measured, exact, options.quick)
     if not certificate["passed"]:
         raise VerificationError(certificate, from_outside(model))
-    return Verified(certificate if runs else None, accuracy)
+    assert manifest.reference is not None
+    bounds = {"tolerance": accuracy.tolerance, "float32": accuracy.float32}
+    reference = msgspec.structs.replace(manifest.reference, **bounds)
+    return manifest.replace(reference=reference, certificate=certificate if runs else None)
 
 
 def _known(source: Source) -> Dict[str, Check]:
@@ -231,7 +234,7 @@ def single_threaded(folder: Path, provider: str) -> Loaded:
 def _certificate(
     ran: Loaded,
     model: Model,
-    accuracy: proof.Accuracy,
+    accuracy: Accuracy,
     measured: proof.Measured,
     exact: Dict[str, float],
     quick: bool = False,

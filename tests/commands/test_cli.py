@@ -19,7 +19,6 @@ from posenc_export.commands.cli import main, parser_of
 from posenc_export.commands.terminal import summary
 from posenc_export.encodings import KNOWN
 from posenc_export.export import TARGETS
-from posenc_export.runtime.artefact.schema import GRAPHS
 
 BLOCK = ["export", "block", "--width", "64", "--heads", "4", "--max-positions", "64"]
 # What follows BLOCK, and the rule of the refusal.
@@ -214,10 +213,6 @@ def test_an_export_is_refused_before_torch_is_imported_where_it_can_be(tmp_path:
     assert statuses == "[2, 2, False]" and all(
         rule in line for rule, line in zip(EARLY.values(), lines, strict=True)
     )
-
-
-def test_the_targets_of_the_command_are_those_of_the_package() -> None:
-    assert set(TARGETS) == set(GRAPHS)
 
 
 @pytest.fixture(scope="module")

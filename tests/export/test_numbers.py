@@ -9,11 +9,11 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from posenc_export.export import TARGETS, ReadAs, Sources, export, numbers
-from posenc_export.export.describe import FewBits, describe
-from posenc_export.export.manifest_writer import with_graph
+from posenc_export.export import ReadAs, Sources, export, numbers
+from posenc_export.export.describe import describe
 from posenc_export.export.quantization.grid import Codes
 from posenc_export.export.quantization.rounding import rounded
+from posenc_export.export.targets import WRITERS
 from posenc_export.export.targets.builder import Builder
 from posenc_export.export.trace import Source
 from posenc_export.export.verify import VerificationError
@@ -80,10 +80,9 @@ def _source(weights: str) -> Source:
 
 
 def _written(source: Source, target: str, folder: Path, **bits: Any) -> Manifest:
-    kind = TARGETS[target]
-    described = describe(source.model, target, "positions", kind, FewBits(**bits))
+    described = describe(source.model, target, "positions").replace(**bits)
     folder.mkdir()
-    return with_graph(described, kind.write(source, described, folder))
+    return WRITERS[target](source, described, folder)
 
 
 def _check(source: Source, target: str, folder: Path, **bits: Any) -> Check:

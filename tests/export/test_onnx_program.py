@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.onnx._internal.exporter import _fx_passes
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from posenc_export.export import TARGETS, onnx_program
+from posenc_export.export import onnx_program
 from posenc_export.export.describe import describe
 from posenc_export.export.trace import OPSET, Source
 from posenc_export.models.presets import seeded
@@ -52,7 +52,7 @@ def traced(name: str) -> List[str]:
         program = onnx_program.onnx_program(module, (torch.ones(2, 5, 8),), shapes, OPSET)
         return [*outputs_of(program.model.graph).values()]
     model = seeded(MODELS[name])
-    manifest = describe(model, "onnx", "positions", TARGETS["onnx"])
+    manifest = describe(model, "onnx", "positions")
     return [*outputs_of(Source(model).semantic(manifest).graph).values()]
 
 

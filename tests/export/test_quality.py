@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 
 from posenc_export.export import export, quality, verify
-from posenc_export.export.describe import TORCH, describe
+from posenc_export.export.describe import describe
 from posenc_export.export.expected import eager_session
 from posenc_export.export.quantization import grid, samples, text
 from posenc_export.models.presets import load_preset, seeded
@@ -116,7 +116,7 @@ def test_a_loss_above_the_limit_is_refused_with_its_number_and_better_choices() 
     chosen = text.with_text(None, None, model)[1]
     assert chosen is not None
     manifest, result = (
-        describe(model, "ort", "positions", TORCH).replace(weights=Weights("int4")),
+        describe(model, "ort", "positions").replace(weights=Weights("int4")),
         quality.Loss(1.0),
     )
     following = np.arange(40)[None]

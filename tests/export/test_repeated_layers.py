@@ -11,7 +11,7 @@ import torch
 from posenc_export.export.describe import describe
 from posenc_export.export.read_module import ReadAs, as_model
 from posenc_export.export.sources import in_dtype
-from posenc_export.export.targets import TARGETS
+from posenc_export.export.targets import WRITERS
 from posenc_export.export.trace import Source
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config, encoder_config
@@ -53,9 +53,8 @@ def trace_all(*_: object) -> None:
 
 def digests(model: Stack, signature: str, target: str, folder: Path) -> dict:
     """Write a graph and return a digest of each output."""
-    kind = TARGETS[target]
     folder.mkdir()
-    kind.write(Source(model), describe(model, target, signature, kind), folder)
+    WRITERS[target](Source(model), describe(model, target, signature), folder)
     return outputs_of(ir.load(folder / "model.onnx").graph)
 
 

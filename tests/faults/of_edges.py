@@ -101,7 +101,7 @@ FAULTS: Dict[str, Tuple[StackConfig, Callable[[], ContextManager[None]]]] = {
     },
     "long factors of keys never written": (
         encoded({"name": "rope_longrope", "original_max_positions": 150}),
-        far_keys_unwritten,
+        lambda: far_keys_unwritten(None),
     ),
     "border of the last bucket one late": (encoded(T5), _exporting(_border(1))),
     "border of the last bucket one early": (encoded(T5), _exporting(_border(-1))),

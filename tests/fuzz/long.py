@@ -16,10 +16,9 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from posenc_export.encodings import REGISTRY
-from posenc_export.export import TARGETS
 from posenc_export.export.targets import runnable
 from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS, SCALED
-from posenc_export.runtime.artefact.schema import GRAPHS
+from posenc_export.runtime.artefact.schema import TARGETS
 from posenc_export.runtime.graphs import cuda
 from tests.fuzz.machine import COUNTED, machine_of
 from tests.fuzz.subjects import CALIBRATED, FORMS, OWN, Spec, subject
@@ -130,7 +129,7 @@ def _specs(
         for signature in ("positions", "mask")
         for target, able in TARGETS.items()
         if target in runnable()
-        for provider in ("cpu", *(present if GRAPHS[target].file == "model.onnx" else ()))
+        for provider in ("cpu", *(present if able.file == "model.onnx" else ()))
         if (target != "ort-cuda" or provider == "cuda") and signature in able.layout
         if provider != "cuda"
         or not ("weights" in how or "cache" in how)  # which run on the CPU only

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from posenc_export.export import Sources, export
+from posenc_export.export import TARGETS, Sources, export
 from posenc_export.export.describe import eager
-from posenc_export.export.targets import TARGETS
 from posenc_export.models import oracle
 from posenc_export.models.linear_attention import _phi
 from posenc_export.models.presets import seeded

@@ -1,17 +1,16 @@
 """Write model.onnx and model.onnx.data: lower a semantic graph, strip, describe, save."""
 
 import collections
-import dataclasses
 import functools
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence
 
+import msgspec
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from posenc_export.encodings.shared.tables import levels_of
-from posenc_export.export.manifest_writer import Graph, with_graph
 from posenc_export.export.signatures import wrap
 from posenc_export.export.targets import (
     external_data,
@@ -26,6 +25,8 @@ from posenc_export.export.trace import OPSET, Source
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.graph_inputs import meanings_of
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.records import Weights
+from posenc_export.runtime.artefact.schema import INTERFACE
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.shared.progress import Step, Steps
 from posenc_export.shared.refusal import refusal
@@ -51,10 +52,8 @@ class Lowerings(NamedTuple):
     on_device: bool = False
 
 
-def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowerings) -> Graph:
-    """Write folder/model.onnx and its external data. ValueError: the target cannot represent the
-    module.
-    """
+def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowerings) -> Manifest:
+    """Write folder/model.onnx and its external data (targets.Write)."""
     model = source.semantic(manifest)
     source.say(Step(f"{manifest.target}: lowering"))
     graph_ends.name(model.graph, manifest)
@@ -68,7 +67,7 @@ def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowe
     replace_nodes(op, {**two_levels.GATHERS, **spelled})
     for table in lowerings.tables:
         lower(op, table)
-    matrices = _in_few_bits(op, manifest, lowerings.few_bits)
+    weights = _in_few_bits(op, manifest, lowerings.few_bits)
     finish(op)
     if manifest.cache:
         small_caches.store(op, manifest, source.cache_scales)
@@ -76,36 +75,39 @@ def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowe
     inputs, states = graph_ends.without_unread(op, manifest)
     _strip(model)
     operators = collections.Counter(node.op_type for node in model.graph.all_nodes())
-    graph = Graph(
-        inputs,
-        states,
-        manifest.chunk,
+    windowed = any(state.window for state in states)
+    manifest = manifest.replace(
+        inputs=inputs,
+        states=states,
+        interface=INTERFACE if windowed else manifest.interface,
         opset=dict(model.opset_imports),
         operators=dict(sorted(operators.items())),
-        matrices=matrices,
+        weights=weights,
     )
-    _explain(model, with_graph(manifest, graph))
+    _explain(model, manifest)
     steps = functools.partial(Steps, source.say, f"{manifest.target}: writing weights")
-    weights = external_data.move_out(model.graph, folder, steps)
+    moved = external_data.move_out(model.graph, folder, steps)
     content = ir.to_proto(model).SerializeToString(deterministic=True)
     written = {FILE_NAME: files.write(folder / FILE_NAME, content)}
-    if weights is not None:
-        written[external_data.WEIGHTS] = weights
-    return dataclasses.replace(graph, files=written)
+    if moved is not None:
+        written[external_data.WEIGHTS] = moved
+    return manifest.replace(files=written)
 
 
-def _in_few_bits(op: Builder, manifest: Manifest, few_bits: Callable[[str], Any]) -> int:
-    """Replace rounded constants by their codes and scales, and return their number. ValueError: the
-    model has no weights that are rounded.
+def _in_few_bits(
+    op: Builder, manifest: Manifest, few_bits: Callable[[str], Any]
+) -> Optional[Weights]:
+    """Replace rounded constants by their codes and scales; return the entry of the manifest, with
+    their number. ValueError: the model has no weights that are rounded.
     """
     if manifest.weights is None:
-        return 0
+        return None
     nodes = few_bits(manifest.weights.activations)
     replace_nodes(op, nodes.table())
     if not nodes.stored:
         rule = f"a model with linear layers or a token table for weights {manifest.weights.format}"
         raise refusal("export", rule, "one without", "omit weights")
-    return len(nodes.stored)
+    return msgspec.structs.replace(manifest.weights, matrices=len(nodes.stored))
 
 
 def _strip(model: ir.Model) -> None:

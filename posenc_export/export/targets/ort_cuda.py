@@ -2,14 +2,12 @@
 by the caller. A sum and the norm after it are one kernel.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Optional, Tuple
 
 import onnx_ir as ir
 
 from posenc_export.encodings.shared.base import PositionEncoding
-from posenc_export.export.manifest_writer import Graph
 from posenc_export.export.targets import (
     cached_attention,
     experts,
@@ -88,14 +86,13 @@ FUSIONS = {**ort.FUSIONS, "RMSNormalization": sum_and_norm}
 LOWERINGS = Lowerings(LOWERING, InHalf, FUSIONS, on_device=True)
 
 
-def write(source: Source, manifest: Manifest, folder: Path) -> Graph:
+def write(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     """Write the graph (onnx_file.write_onnx). ValueError: as for write_onnx; the CUDA provider has
     no kernel for a node, or one that refuses it.
     """
-    graph = write_onnx(source, manifest, folder, LOWERINGS)
-    reads_slots = any(value.name == "slots" for value in graph.inputs)
-    if graph.chunk == PositionEncoding.chunk and graph.states and not reads_slots:
-        graph = replace(graph, chunk=CHUNK)
+    written = write_onnx(source, manifest, folder, LOWERINGS)
+    if written.chunk == PositionEncoding.chunk and written.states and not written.input("slots"):
+        written = written.replace(chunk=CHUNK)
     placement = cuda_placement.placed(folder / FILE_NAME)
     # In which a graph of half precision is verified on the CPU.
     if not placement.runs and manifest.dtype != "float32":
@@ -103,4 +100,4 @@ def write(source: Source, manifest: Manifest, folder: Path) -> Graph:
         remedy = "change the model, or choose target onnx-static or ort"
         got = f"one that {placement.said()}"
         raise refusal("export", f"{rule} for target {manifest.target}", got, remedy)
-    return graph
+    return written

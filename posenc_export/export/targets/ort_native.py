@@ -4,7 +4,6 @@ chunks, and several rows of several tokens over a cache. Nodes that it cannot re
 `ort`.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Optional, Tuple
 
@@ -13,7 +12,6 @@ import onnx_ir as ir
 
 from posenc_export.encodings.rope_dynamic import RoPEDynamic
 from posenc_export.encodings.shared.base import PositionEncoding
-from posenc_export.export.manifest_writer import Graph
 from posenc_export.export.quantization.grid import Codes, Grid
 from posenc_export.export.targets import (
     cached_attention,
@@ -83,13 +81,12 @@ LOWERING: Tuple[Table, ...] = (
 LOWERINGS = Lowerings(LOWERING, Native, ort.FUSIONS)
 
 
-def write(source: Source, manifest: Manifest, folder: Path) -> Graph:
-    """Write the graph (onnx_file.write_onnx). ValueError: as for write_onnx."""
-    graph = write_onnx(source, manifest, folder, LOWERINGS)
-    others = "GroupQueryAttention" in graph.operators
-    graph = replace(graph, continuation_rows=1 if others else 0)
-    keys = [state for state in graph.states if state.past.endswith(".key")]
-    if graph.chunk == RoPEDynamic.chunk and graph.operators.get(OPERATOR) == len(keys):
+def write(source: Source, manifest: Manifest, folder: Path) -> Manifest:
+    """Write the graph (onnx_file.write_onnx)."""
+    written = write_onnx(source, manifest, folder, LOWERINGS)
+    chunk, keys = written.chunk, [s for s in written.states if s.past.endswith(".key")]
+    if chunk == RoPEDynamic.chunk and written.operators.get(OPERATOR) == len(keys):
         # The operator alone reads keys, and stores none that are turned for a query.
-        graph = replace(graph, chunk=PositionEncoding.chunk)
-    return graph
+        chunk = PositionEncoding.chunk
+    others = "GroupQueryAttention" in written.operators
+    return written.replace(continuation_rows=int(others), chunk=chunk)

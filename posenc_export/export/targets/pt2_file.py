@@ -8,7 +8,6 @@ import torch
 
 from posenc_export.export.example_inputs import trace_inputs
 from posenc_export.export.input_writes import refuse_mutation, written_by
-from posenc_export.export.manifest_writer import Graph
 from posenc_export.export.signatures import wrap
 from posenc_export.export.targets.torchscript_file import laid_out
 from posenc_export.export.trace import Source
@@ -27,7 +26,7 @@ CHECK = torch.ops.aten._assert_tensor_metadata.default
 KEPT = ("val", "unbacked_bindings")
 
 
-def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Graph:
+def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     """Write folder/model.pt2. ValueError: a module that loops over the tokens of a call, mutates
     buffers, or whose program could not be loaded without running code.
     """
@@ -53,7 +52,7 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Graph:
         got = f"one that does not ({error})"
         raise ValueError(f"{rule}, got {got}; choose target torchscript or onnx") from None
     written = {FILE_NAME: files.write(folder / FILE_NAME, packed(entries))}
-    return Graph(manifest.inputs, manifest.states, manifest.chunk, written)
+    return manifest.replace(files=written)
 
 
 def _program(source: Source, manifest: Manifest) -> torch.export.ExportedProgram:

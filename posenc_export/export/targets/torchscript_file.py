@@ -6,7 +6,6 @@ from typing import Any, Dict
 
 import torch
 
-from posenc_export.export.manifest_writer import Graph
 from posenc_export.export.signatures import wrap
 from posenc_export.export.trace import Source
 from posenc_export.runtime.artefact import files
@@ -21,7 +20,7 @@ DROPPED = re.compile(r"\.debug_pkl$|/\.data/serialization_id$")
 COUNTED_NAME = re.compile(rb"___torch_mangle_\d+")
 
 
-def write_torchscript(source: Source, manifest: Manifest, folder: Path) -> Graph:
+def write_torchscript(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     """Write folder/model.pt."""
     # Every call of torch.jit warns that it is deprecated.
     with quiet(DeprecationWarning, FutureWarning):
@@ -30,7 +29,7 @@ def write_torchscript(source: Source, manifest: Manifest, folder: Path) -> Graph
         _lay_out_weights(module)
         content = module.save_to_buffer()
     written = {FILE_NAME: files.write(folder / FILE_NAME, _normalised(content))}
-    return Graph(manifest.inputs, manifest.states, manifest.chunk, written)
+    return manifest.replace(files=written)
 
 
 def _lay_out_weights(module: torch.jit.ScriptModule) -> None:

@@ -21,7 +21,7 @@ from posenc_export.runtime.artefact.graph_inputs import (
     T,
     W,
 )
-from posenc_export.runtime.artefact.schema import GRAPHS, Axis, Manifest, State, Value
+from posenc_export.runtime.artefact.schema import TARGETS, Axis, Manifest, State, Value
 
 WEIGHTS = "model.onnx.data"  # external data of an ONNX graph: concatenated tensors
 # Names of a state as input and output, each followed by the name of the state in its layer
@@ -183,7 +183,7 @@ def _check_encoder(manifest: Manifest) -> None:
 
 
 def _check_state(where: str, state: State, manifest: Manifest) -> None:
-    graph = GRAPHS[manifest.target]
+    graph = TARGETS[manifest.target]
     one_of(f"{where}.update", state.update, "append" if graph.grows else "in_place", "replace")
     of_window = state.window and not graph.compact
     slots = {"append": P, "in_place": W if of_window else M}.get(state.update)
@@ -209,7 +209,7 @@ def keys_and_values(manifest: Manifest) -> List[State]:
 
 
 def _check_caches(manifest: Manifest) -> None:
-    target, graph, compact = manifest.target, GRAPHS[manifest.target], not manifest.by_columns
+    target, graph, compact = manifest.target, TARGETS[manifest.target], not manifest.by_columns
     if graph.grows:
         one_of(f"layout for target {target}", manifest.layout, "columns")
     most = 0 if graph.grows else 65536
@@ -227,7 +227,7 @@ def _check_caches(manifest: Manifest) -> None:
         )
         others = [state.past for state in small if state not in keys_and_values(manifest)]
         expect(not others, f"{name} states to be in-place keys and values", ", ".join(others))
-    windows = " or ".join(name for name, other in GRAPHS.items() if other.windows)
+    windows = " or ".join(name for name, other in TARGETS.items() if other.windows)
     begins = graph.windows and manifest.input("window_start") is not None
     for state in manifest.states:
         own = state.in_place and compact
@@ -248,10 +248,10 @@ def _check_files(manifest: Manifest) -> None:
         one_of("weights.activations", weights.activations, *allowed)
     mixed = weights.matrices if weights is not None and weights.format == "mixed" else 0
     expect(len(manifest.formats) == mixed, f"formats of {mixed} weights", len(manifest.formats))
-    reserved = {"posenc.json", *(other.file for other in GRAPHS.values())}
+    reserved = {"posenc.json", *(other.file for other in TARGETS.values())}
     graphs = sorted(reserved & manifest.files.keys())
     one_of(f"graph and manifest among files for target {target}", graphs, [graph])
 
 
 def graph_file(manifest: Manifest) -> str:
-    return GRAPHS[manifest.target].file
+    return TARGETS[manifest.target].file

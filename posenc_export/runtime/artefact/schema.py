@@ -20,31 +20,97 @@ FIRST_INTERFACE, INTERFACE = 1, 2
 MOST_PROOFS = 64
 
 
-class TargetGraph(NamedTuple):
-    """What the runtime knows of the graph of a target."""
+class Target(NamedTuple):
+    """What a target writes: its graph, its caches, and the formats of numbers that it supports."""
 
+    graph: str  # description of the graph, in one line
+    cache: str  # description of the caches, in one line
+    layout: Dict[str, str]  # as in the manifest, by signature
     file: str = "model.onnx"
     torch: bool = False  # whether torch runs it
     grows: bool = False  # whether caches grow; otherwise they are written in place
     fused: bool = False  # whether attention can be one operator, which is also tested alone
     compact: bool = False  # whether caches of windows have an axis named as that of others
     windows: bool = False  # whether caches can hold only the last tokens of a window
+    # capacity_bucket, continuation_rows, contiguous: as in the manifest, unless the graph differs
+    capacity_bucket: int = 0
+    continuation_rows: int = 0
+    contiguous: bool = False
+    dtypes: Tuple[str, ...] = ("float32", "float16")  # of activations, the default first
+    formats: Tuple[str, ...] = ()  # of weights, with activations in `few_bits_dtypes`
+
+    @property
+    def few_bits_dtypes(self) -> Tuple[str, ...]:
+        """Dtypes of activations beside weights and caches of few bits."""
+        return ("float32",) if "float32" in self.dtypes else self.dtypes
 
 
-GRAPHS = {  # by target
-    "onnx": TargetGraph(grows=True),
-    "onnx-static": TargetGraph(windows=True),
-    "ort": TargetGraph(fused=True, compact=True, windows=True),
-    "ort-native": TargetGraph(fused=True, compact=True, windows=True),
-    "ort-cuda": TargetGraph(fused=True),
-    "torchscript": TargetGraph("model.pt", torch=True),
-    "pt2": TargetGraph("model.pt2", torch=True),
+ROWS = {"positions": "rows", "mask": "columns"}
+FORMATS = ("int8", "int8-32", "int4", "int4-128")
+# Graphs of torch take the first slots of larger memory.
+_OF_TORCH: Any = {"capacity_bucket": 64, "torch": True, "dtypes": ("float32",)}
+_WRITTEN = "tensors written in place, cost of the valid length"
+_BY_LENGTH = "fixed capacity, in place, cost of the valid length"
+TARGETS = {
+    "onnx": Target(
+        "ai.onnx operators, opset 23",
+        "grows: past in, present out",
+        {"positions": "columns", "mask": "columns"},
+        grows=True,
+        formats=FORMATS,
+    ),
+    "onnx-static": Target(
+        "ai.onnx operators, opset 24 (23 without caches)",
+        "fixed capacity, in place, grown in buckets",
+        ROWS,
+        windows=True,
+        # Small, because the cost of standard operators depends on the capacity instead of the
+        # number of valid slots.
+        capacity_bucket=256,
+        formats=FORMATS,
+    ),
+    "ort": Target(
+        "com.microsoft fused operators where exact",
+        _BY_LENGTH,
+        ROWS,
+        fused=True,
+        compact=True,
+        windows=True,
+        contiguous=True,
+        continuation_rows=1,
+        formats=(*FORMATS, "keep", "mixed"),
+    ),
+    "ort-native": Target(
+        "as ort, with the attention of posenc-export-kernels",
+        _BY_LENGTH,
+        {"positions": "rows"},
+        fused=True,
+        compact=True,
+        windows=True,
+        contiguous=True,
+        dtypes=("float32",),
+        formats=(*FORMATS, "keep", "mixed"),
+    ),
+    "torchscript": Target("scripted and frozen module", _WRITTEN, ROWS, "model.pt", **_OF_TORCH),
+    "pt2": Target("torch.export program", _WRITTEN, ROWS, "model.pt2", **_OF_TORCH),
+    "ort-cuda": Target(
+        "as ort, in half precision, for the CUDA provider",
+        "fixed capacity on the device, in place",
+        # No "mask": GroupQueryAttention reads lengths on the host, where lengths computed on the
+        # device are 0.
+        {"positions": "rows"},
+        fused=True,
+        continuation_rows=1,
+        contiguous=True,
+        dtypes=("float16", "bfloat16"),  # GroupQueryAttention has no float32 kernel for CUDA
+        formats=(*FORMATS, "keep"),
+    ),
 }
 # Fields added to the schema later: omitted if empty, so that older digests stay valid
 OMITTED_IF_EMPTY = (
     "cache", "cached_keys", "calibration", "constants", "coordinate_range", "deviation",
     "encoder", "encodings", "formats", "generation", "interface", "packages", "places", "quality",
-    "start_ids", "weights",
+    "start_ids", "versions", "weights",
 )  # fmt: skip
 
 
@@ -109,7 +175,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
             caches if it is a decoder without its head; to encoder_key_values if a decoder reads it;
             with segments also token_type_ids), "block" (hidden_states to output) or "module" (a
             module that was read as it is, input_ids or hidden_states to logits or output).
-        target: one of GRAPHS; "eager" for a live module, which has no file.
+        target: one of TARGETS; "eager" for a live module, which has no file.
         signature: "positions" (position_ids, -1 for padding) or "mask" (attention_mask, from which
             the graph counts positions).
         dtype: "float32", "float16" or "bfloat16", dtype of activations and caches. numpy has no
@@ -138,8 +204,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         generation: tokens that `generate` must not or must choose, or None.
         encoder: inputs of a decoder that reads an encoder, given once per row:
             encoder_attention_mask, then a key and a value for each layer that reads it.
-        opset, operators, versions: opset by domain, number of nodes by operator, version of each
-            library of the export.
+        opset, operators: opset by domain, number of nodes by operator.
         interface: version of the graph's inputs, outputs and states (INTERFACE); 0 in artefacts of
             earlier versions, which do not state it.
         source: how to build the same weights again: {"preset": name} or {"seed": number};
@@ -150,7 +215,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         cache: name of CACHE_FORMATS if keys and values are cached in it, otherwise empty.
         calibration: data used to round weights and to compute the scales of caches, or None.
         quality: loss against the float32 module; None if nothing is rounded or verified.
-        deviation, cached_keys, encodings: of earlier versions; not used.
+        deviation, cached_keys, encodings, versions: of earlier versions; not used.
         packages: origin of each encoding of another package, by name. Needed to build the model.
         places: what layers and encodings declare of positions; None in artefacts of earlier
             versions, and of a module that was read, which declares nothing.
@@ -163,7 +228,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     kind: Annotated[str, Meta(pattern=r"^(decoder|encoder|block|module)\Z")]
-    target: Annotated[str, Meta(pattern=rf"^({'|'.join(GRAPHS)})\Z")]
+    target: Annotated[str, Meta(pattern=rf"^({'|'.join(TARGETS)})\Z")]
     signature: Annotated[str, Meta(pattern=r"^(positions|mask)\Z")]
     dtype: records.Real
     layout: Annotated[str, Meta(pattern=r"^(rows|columns)\Z")]
@@ -225,7 +290,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def in_torch(self) -> bool:
         """Whether torch runs the graph, or a live module."""
-        return self.target not in GRAPHS or GRAPHS[self.target].torch
+        return self.target not in TARGETS or TARGETS[self.target].torch
 
     @property
     def stores_positions(self) -> bool:
