@@ -1,7 +1,7 @@
 """Part "kernels" of bench.gpu: nodes alone on a provider, against numpy in float64.
 
 Which forms of weights of few bits, of sinks and of rows of different lengths a device computes
-right decides what target ort-cuda may write (export/targets/cuda_weights.py).
+right decides what target ort-cuda may write (export/targets/weights.py).
 """
 
 import functools

@@ -15,13 +15,7 @@ import torch
 
 from bench.ruined_graphs import BLOCKED, FEW_BITS, FORMATS, NATIVE, ORIGINAL, WEIGHT
 from posenc_export.encodings.rope_longrope import RoPELongRoPE
-from posenc_export.export.targets import (
-    cached_attention,
-    fused_weights,
-    ort,
-    ort_slots,
-    standard,
-)
+from posenc_export.export.targets import cached_attention, ort, ort_slots, standard, weights
 from posenc_export.export.targets.builder import Builder
 from posenc_export.ops import graph
 from posenc_export.runtime.artefact import graph_inputs
@@ -183,10 +177,10 @@ STAGE_RUINS = (
     StageRuin("packer: zero points one lower", "rope",
               _stored(f"{BLOCKED}.zeros", lambda zeros: zeros ^ 1), ("int4", "int4-128")),
     StageRuin("packer: high nibble first", "rope",
-              _results(fused_weights, "packed_codes", _high_nibble_first),
+              _results(weights, "packed_codes", _high_nibble_first),
               ("int4", "int4-128", "keep")),
     StageRuin("packer: first output of every weight zero", "rope",
-              _results(fused_weights, "packed_codes", _first_output_zero), STORED_BLOCKS),
+              _results(weights, "packed_codes", _first_output_zero), STORED_BLOCKS),
     StageRuin("lowering: softmax scale 1 % off", "rope",
               _results(standard, "scores_of", _scale_off)),
     StageRuin("lowering: cos and sin exchanged", "rope",

@@ -32,7 +32,7 @@ from bench.ruined_graphs import CACHES, FEW_BITS, FORMATS, NATIVE, ORIGINAL, RUI
 from bench.ruined_stages import STAGE_RUINS, StageRuin
 from posenc_export.export import Sources, VerificationError, export
 from posenc_export.export.quantization.rounding import rounded
-from posenc_export.export.targets import WRITERS, external_data
+from posenc_export.export.targets import WRITERS, onnx_file
 from posenc_export.models.config import StackConfig
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
@@ -108,9 +108,9 @@ def ruined(folder: Path, plant: Callable[[Graph], None]) -> Dict[str, Any]:
     proto = onnx.load(str(folder / "model.onnx"))
     plant(proto.graph)
     model = ir.from_proto(proto)
-    names = ("model.onnx", external_data.WEIGHTS)
+    names = ("model.onnx", onnx_file.WEIGHTS)
     (folder / names[1]).unlink(missing_ok=True)
-    external_data.move_out(model.graph, folder, partial(Steps, silent, "writing weights"))
+    onnx_file.move_out(model.graph, folder, partial(Steps, silent, "writing weights"))
     (folder / names[0]).write_bytes(ir.to_proto(model).SerializeToString())
     return {name: files.entry(folder / name) for name in names if (folder / name).is_file()}
 

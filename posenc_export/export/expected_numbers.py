@@ -13,7 +13,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared.numerics import LEVELS
 
 OF_SCALES = ".scale"  # ends the name of the scales of a cache in 8 bits
-BY_DISTANCE = ".by_distance"  # ends the name of a table of biases (targets/distance_tables.py)
+BY_DISTANCE = ".by_distance"  # ends the name of a table of biases (targets/by_distance.py)
 Shape = Tuple[int, ...]
 Form = Callable[[np.ndarray, Shape], Optional[np.ndarray]]
 

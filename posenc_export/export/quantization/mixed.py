@@ -31,7 +31,7 @@ from posenc_export.shared.refusal import refusal
 CANDIDATES = ("int4-128", "int4", "int8-32")
 WINDOWS = 8  # of calibration data that losses are estimated on
 ROWS = 256  # of a weight that are rounded to estimate its error
-PAGE = 4096  # bytes; tensors are stored page-aligned (export/targets/external_data.py)
+PAGE = 4096  # bytes; tensors are stored page-aligned (export/targets/onnx_file.py)
 GRAPH = 2048  # bytes of nodes and small tensors for each rounded weight
 MB = 1_000_000
 

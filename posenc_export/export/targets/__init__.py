@@ -4,18 +4,10 @@ import functools
 from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
-from posenc_export.export.targets import (
-    onnx_growing,
-    onnx_static,
-    ort,
-    ort_cuda,
-    ort_native,
-)
-from posenc_export.export.targets.fused_weights import Fused
+from posenc_export.export.targets import onnx_growing, onnx_static, ort
 from posenc_export.export.targets.onnx_file import Lowerings, write_onnx
-from posenc_export.export.targets.pt2_file import write_pt2
-from posenc_export.export.targets.standard_weights import Standard
-from posenc_export.export.targets.torchscript_file import write_torchscript
+from posenc_export.export.targets.torch_files import write_pt2, write_torchscript
+from posenc_export.export.targets.weights import Fused, Standard
 from posenc_export.export.trace import Source
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.schema import TARGETS
@@ -39,8 +31,8 @@ WRITERS: Dict[str, Write] = {
     "onnx": _onnx(onnx_growing.LOWERING, Standard),
     "onnx-static": _onnx(onnx_static.LOWERING, Standard),
     "ort": _onnx(ort.LOWERING, Fused, ort.FUSIONS),
-    "ort-native": ort_native.write,
+    "ort-native": ort.write_native,
     "torchscript": write_torchscript,
     "pt2": write_pt2,
-    "ort-cuda": ort_cuda.write,
+    "ort-cuda": ort.write_cuda,
 }

@@ -8,15 +8,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import onnx_ir as ir
 
-from posenc_export.export.targets import (
-    bias_pieces,
-    by_query,
-    distance_keys,
-    distance_tables,
-    ort_slots,
-    picked_rows,
-    standard,
-)
+from posenc_export.export.targets import by_distance, content, ort_slots, standard
 from posenc_export.export.targets.builder import FLOAT, MICROSOFT, Builder, size
 from posenc_export.ops.graph import (
     Append,
@@ -123,8 +115,8 @@ def attend_natively(op: Builder, node: Attend) -> ir.Value:
 
 def attend_turned_keys(op: Builder, node: AttendTurnedKeys) -> ir.Value:
     """As `attend_natively`."""
-    inside = _inside(op, node, by_query.digits(op, node))
-    return by_query.attend_turned_keys(op, node) if inside is None else inside
+    inside = _inside(op, node, content.digits(op, node))
+    return content.attend_turned_keys(op, node) if inside is None else inside
 
 
 def _inside(op: Builder, node: Attend, turns: List[ir.Value]) -> Optional[ir.Value]:
@@ -135,16 +127,16 @@ def _inside(op: Builder, node: Attend, turns: List[ir.Value]) -> Optional[ir.Val
     if cached is None or op.dtype != "float32" or ort_slots.by_columns(op) is not None:
         return None
     key, mask = cached.key, cached.mask
-    by_distance = None if mask.bias is None else distance_tables.table_of(op, mask, node.heads)
-    keys = distance_keys.keys_of(op, node, mask, wide_size(key))
-    picked = None if keys else picked_rows.picked(op, node, mask)
-    sums = picked_rows.collected(node, mask, picked)
+    table = None if mask.bias is None else by_distance.table_of(op, mask, node.heads)
+    keys = by_distance.keys_of(op, node, mask, wide_size(key))
+    picked = None if keys else by_distance.picked(op, node, mask)
+    sums = by_distance.collected(node, mask, picked)
     if sums is None and node.readers(AttentionWeights):
         return None
-    pieces = None if by_distance else bias_pieces.pieces_of(op, mask)
+    pieces = None if table else by_distance.pieces_of(op, mask)
     bias = _sum(
         op,
-        None if by_distance or pieces else mask.bias,
+        None if table or pieces else mask.bias,
         None if keys or picked else node.content,
     )
     # GroupQueryAttention reads chunks from a bias, which such scores need anyway.
@@ -166,11 +158,11 @@ def _inside(op: Builder, node: Attend, turns: List[ir.Value]) -> Optional[ir.Val
         *(key.past, cached.value.past),
         *(ort_slots.lengths(op, slides)[0], None),  # without the length of the longest row
         *(*tables[:2], positions, bias, node.sinks),
-        *(None, None),  # scales of a cache of 8 bits (small_caches.py)
-        *(by_distance, ort_slots.cache_position(op, slides), *tables[2:]),
-        *(picked.inputs if picked else [None] * picked_rows.INPUTS),
-        *(pieces or [None] * bias_pieces.INPUTS),
-        *(keys or [None] * distance_keys.INPUTS),
+        *(None, None),  # scales of a cache of 8 bits (onnx_file.py)
+        *(table, ort_slots.cache_position(op, slides), *tables[2:]),
+        *(picked.inputs if picked else [None] * by_distance.PICKED_INPUTS),
+        *(pieces or [None] * by_distance.PIECE_INPUTS),
+        *(keys or [None] * by_distance.KEY_INPUTS),
         *turns,
         domain=DOMAIN,
         **_attributes(cached, rotation and rotation[0], True),

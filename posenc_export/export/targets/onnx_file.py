@@ -1,36 +1,264 @@
-"""Write model.onnx and model.onnx.data: lower a semantic graph, strip, describe, save."""
+"""Write model.onnx and model.onnx.data: lower a semantic graph, name its inputs and outputs, store
+small caches, strip, describe, save.
+"""
 
 import collections
 import functools
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import msgspec
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from posenc_export.encodings.shared.tables import levels_of
+from posenc_export.export.graph_values import input_names, output_names
 from posenc_export.export.signatures import wrap
-from posenc_export.export.targets import (
-    external_data,
-    graph_ends,
-    small_caches,
-    standard,
-    two_levels,
-)
-from posenc_export.export.targets.builder import Builder
+from posenc_export.export.targets import standard
+from posenc_export.export.targets.builder import Builder, size
 from posenc_export.export.targets.rewriter import Fusion, Table, finish, fuse, lower, replace_nodes
 from posenc_export.export.trace import OPSET, Source
+from posenc_export.ops.graph import DOMAIN, AppendPositions, FitPositions
 from posenc_export.runtime.artefact import files
+from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS
 from posenc_export.runtime.artefact.graph_inputs import meanings_of
-from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.artefact.records import Weights
+from posenc_export.runtime.artefact.manifest import Manifest, State, Value
+from posenc_export.runtime.artefact.records import File, Weights
+from posenc_export.runtime.artefact.rules import WEIGHTS, keys_and_values, present_axes
 from posenc_export.runtime.artefact.schema import INTERFACE
 from posenc_export.runtime.artefact.summary import summary
+from posenc_export.runtime.graphs import kernel_library
 from posenc_export.shared.progress import Step, Steps
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.version import VERSION
+
+# Bytes, as in onnx.save_model; smaller tensors stay in the graph, where shape inference reads
+# shapes, indices and scalars.
+SMALL = 1024
+PAGE = 4096  # bytes; tensors are page-aligned, so that each can be mapped into memory separately
+BLOCK = 16 << 20  # bytes per copy of a tensor that is not contiguous in memory
+
+
+def move_out(graph: ir.Graph, folder: Path, counted: Callable[[int, str], Steps]) -> Optional[File]:
+    """Move initialisers of at least SMALL bytes to folder/model.onnx.data, in graph order and
+    page-aligned, and reference them from the graph.
+
+    Args:
+        counted: returns the report of a number of steps, from the number and what they are.
+
+    Returns:
+        The manifest's entry of the file, or None if no initialiser is large enough and no file was
+        written.
+    """
+    large = [
+        value
+        for value in graph.initializers.values()
+        if value.const_value is not None and value.const_value.nbytes >= SMALL
+    ]
+    if not large:
+        return None
+    steps = counted(len(large), "tensors")
+    with files.writing(folder / WEIGHTS) as stream:
+        for value in large:
+            tensor = value.const_value
+            assert tensor is not None and value.name is not None
+            stream.align(PAGE)
+            offset = stream.bytes
+            packed = tensor.dtype.bitwidth < 8  # tobytes packs 4-bit numbers in pairs
+            for block in [memoryview(tensor.tobytes())] if packed else blocks(tensor.numpy()):
+                stream.write(block)
+            length, shape = stream.bytes - offset, ir.Shape(tensor.shape.numpy())
+            value.const_value = ir.ExternalTensor(
+                WEIGHTS, offset, length, tensor.dtype, shape=shape, name=value.name, base_dir=folder
+            )
+            steps.advance()
+    return stream.entry()
+
+
+def blocks(array: np.ndarray) -> Iterator[memoryview]:
+    """Yield little-endian bytes in row-major order, without a copy of memory in this form."""
+    parts: Iterable[np.ndarray] = [array]
+    if array.ndim and not array.flags.c_contiguous:
+        rows = max(1, BLOCK * len(array) // max(array.nbytes, 1))
+        parts = (array[first : first + rows] for first in range(0, len(array), rows))
+    for part in parts:
+        flat = np.ascontiguousarray(part, part.dtype.newbyteorder("<")).reshape(-1)
+        yield flat.view(np.uint8).data
+
+
+def name_inputs(graph: ir.Graph, manifest: Manifest) -> None:
+    """Give graph inputs, in order, the names and shapes of the manifest."""
+    assert len(graph.outputs) == len(output_names(manifest))
+    axes = {value.name: value.axes for value in (*manifest.inputs, *manifest.encoder)}
+    axes |= {state.past: state.axes for state in manifest.states}
+    for value, of_manifest in zip(graph.inputs, input_names(manifest), strict=True):
+        value.name, value.shape = of_manifest, ir.Shape(axes[of_manifest])
+
+
+def cast_ends(graph: ir.Graph, manifest: Manifest) -> None:
+    """Cast inputs and output between the dtype of activations and the one they are passed in."""
+    inner, outer = (ir.DataType[dtype] for dtype in (manifest.dtype.upper(), "FLOAT"))
+    values = (*manifest.inputs, *manifest.encoder)
+    passed = {value.name for value in values if value.dtype == manifest.passed_dtype}
+    for value in graph.inputs:
+        if value.name in passed:
+            node = ir.node("Cast", [value], attributes={"to": int(inner)})
+            value.replace_all_uses_with(node.outputs[0])
+            node.replace_input_with(0, value)
+            node.outputs[0].shape, node.outputs[0].type = value.shape, ir.TensorType(inner)
+            value.type = ir.TensorType(outer)
+            graph.insert_before(graph[0], node)
+    node = ir.node("Cast", [graph.outputs[0]], attributes={"to": int(outer)})
+    graph.append(node)
+    graph.outputs[0] = node.outputs[0]
+
+
+def count_past(graph: ir.Graph, manifest: Manifest) -> None:
+    """Let nodes that read the number of cached tokens from the shape of a state, as a module does
+    that reshapes its keys, count the positions of keys instead: memory of states written in place
+    has more slots than tokens.
+    """
+    kinds = (AppendPositions.__name__, FitPositions.__name__)
+    places = next((n for n in graph if n.domain == DOMAIN and n.op_type in kinds), None)
+    in_place = {state.past: state.axis for state in manifest.states if state.in_place}
+    read = [
+        node
+        for node in graph
+        if node.op_type == "Shape"
+        and (of := node.inputs[0]) is not None
+        and node.attributes.get_int("start", 0) == in_place.get(str(of.name))
+    ]
+    if places is None or not read:
+        return
+    axis = {"start": 1, "end": 2}
+    keys, new = (ir.node("Shape", [of], axis) for of in (places.outputs[0], graph.inputs[0]))
+    past = ir.node("Sub", [keys.outputs[0], new.outputs[0]])
+    graph.insert_after(places, [keys, new, past])
+    for node in read:
+        node.outputs[0].replace_all_uses_with(past.outputs[0])
+        graph.remove(node, safe=True)
+
+
+def without_unread(op: Builder, manifest: Manifest) -> Tuple[List[Value], List[State]]:
+    """Remove inputs that nothing reads, and their states; return inputs and states."""
+    graph, count = op.graph, len(manifest.outputs)
+    kept, outputs = [], list(graph.outputs)[:count]
+    for state, value in zip(manifest.states, list(graph.outputs)[count:], strict=True):
+        past = _named(graph.inputs, state.past)
+        if past.uses():
+            stored = _described(past)  # a lowering may widen a cache, or store it in another format
+            window = op.windows.get(state.past, 0)
+            changes = {"axes": stored.axes, "dtype": stored.dtype, "window": window}
+            kept.append(msgspec.structs.replace(state, **changes))
+            outputs.append(value)
+    graph.outputs.clear()
+    graph.outputs.extend(outputs)
+    present = [Value(state.present, state.dtype, present_axes(state)) for state in kept]
+    for value, described in zip(outputs, [*manifest.outputs, *present], strict=True):
+        dtype = ir.DataType.from_numpy(np.dtype(described.dtype))
+        value.name, value.shape = described.name, ir.Shape(described.axes)
+        value.type = ir.TensorType(dtype)
+    common.RemoveUnusedNodesPass()(op.model)
+    for value in list(graph.inputs)[1:]:
+        if not value.uses():
+            graph.inputs.remove(value)
+    hidden = [_reads_hidden(graph, state, manifest) for state in kept]
+    pairs = zip(kept, hidden, strict=True)
+    kept = [msgspec.structs.replace(state, reads_hidden=reads) for state, reads in pairs]
+    others = {*(state.past for state in kept), *(value.name for value in manifest.encoder)}
+    return [_described(value) for value in graph.inputs if value.name not in others], kept
+
+
+def _named(values: Iterable[ir.Value], wanted: str) -> ir.Value:
+    return next(value for value in values if value.name == wanted)
+
+
+def _described(value: ir.Value) -> Value:
+    assert value.name is not None and value.dtype is not None and value.shape is not None
+    axes = tuple(axis if isinstance(axis, int) else str(axis.value) for axis in value.shape)
+    return Value(value.name, value.dtype.numpy().name, axes)
+
+
+def _reads_hidden(graph: ir.Graph, state: State, manifest: Manifest) -> bool:
+    """Return whether a node reads slots beyond a row's length, unlike GroupQueryAttention."""
+    if manifest.layout != "rows" or state.update != "in_place":
+        return True
+    present = _named(graph.outputs, state.present)
+    readers = _named(graph.inputs, state.past).uses()
+    return bool(present.uses()) or any(not _stops_at_length(node) for node, _ in readers)
+
+
+def _stops_at_length(node: ir.Node) -> bool:
+    """Return whether a node reads no slot beyond a row's length, or only writes slots."""
+    return node.op_type in ("GroupQueryAttention", kernel_library.OPERATOR) or (
+        node.op_type == "TensorScatter" and not node.outputs[0].uses()
+    )
+
+
+PAST_KEY, PAST_VALUE, KEY_SCALE, VALUE_SCALE = 3, 4, 12, 13  # inputs of attention
+QUANTISED: Dict[str, Any] = {
+    "k_quant_type": "PER_CHANNEL",
+    "v_quant_type": "PER_CHANNEL",
+    "kv_cache_bit_width": 8,
+}
+
+
+def store_caches(op: Builder, manifest: Manifest, scales: Mapping[str, np.ndarray]) -> None:
+    """Change the caches of keys and values to the format of the manifest in a lowered graph.
+
+    Args:
+        scales: of the channels [K,D] of each cache by its name, if the format has scales.
+
+    Raises:
+        ValueError: the graph has no cache of keys and values, or another operator than those of the
+            format reads one.
+    """
+    format_, names = CACHE_FORMATS[manifest.cache], {s.past for s in keys_and_values(manifest)}
+    caches = [value for value in op.graph.inputs if value.name in names and value.uses()]
+    for value in caches:
+        others = sorted({node.op_type for node, _ in value.uses()} - {*format_.operators})
+        if others:
+            _refuse_cache(manifest, f"{value.name} read by {', '.join(others)}")
+        value.type = ir.TensorType(ir.DataType[manifest.cache.upper()])
+    if not caches:
+        _refuse_cache(manifest, "no cache of keys and values")
+    for node in op.graph:
+        if format_.scaled and node.op_type in format_.operators:
+            node.resize_inputs(max(len(node.inputs), VALUE_SCALE + 1))
+            for past, scale in ((PAST_KEY, KEY_SCALE), (PAST_VALUE, VALUE_SCALE)):
+                node.replace_input_with(scale, _scales(op, node.inputs[past], scales))
+            for name, value in QUANTISED.items():
+                node.attributes[name] = ir.convenience.convert_attribute(name, value)
+
+
+def _scales(op: Builder, past: Any, scales: Mapping[str, np.ndarray]) -> ir.Value:
+    """Return the scales [K*D] of a cache."""
+    unpadded = scales[past.name]
+    padded = np.ones((len(unpadded), size(past, 3)), np.float32)  # heads are padded with zeros
+    padded[:, : unpadded.shape[1]] = unpadded
+    return op.weight(f"{past.name}.scale", lambda: padded.reshape(-1))
+
+
+def _refuse_cache(manifest: Manifest, got: str) -> None:
+    format_, encoding = manifest.cache, summary(manifest)["encoding"]
+    operators = " or ".join(CACHE_FORMATS[format_].operators)
+    rule = f"export: expected every cache to be read by {operators} alone for cache {format_}"
+    raise ValueError(f"{rule}, got {got} with encoding {encoding}; omit cache")
+
 
 FILE_NAME = "model.onnx"
 IR_VERSION = 10  # ONNX Runtime 1.31 loads up to 13; 10 is what older releases load too
@@ -56,23 +284,23 @@ def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowe
     """Write folder/model.onnx and its external data (targets.Write)."""
     model = source.semantic(manifest)
     source.say(Step(f"{manifest.target}: lowering"))
-    graph_ends.name(model.graph, manifest)
-    graph_ends.count_past(model.graph, manifest)
+    name_inputs(model.graph, manifest)
+    count_past(model.graph, manifest)
     if manifest.passed_dtype != manifest.dtype:
-        graph_ends.cast(model.graph, manifest)
+        cast_ends(model.graph, manifest)
     module = wrap(source.model, manifest.signature)
     levels, sizes = {} if lowerings.on_device else levels_of(module), manifest.max_positions
     op = Builder(model, manifest.dtype, sizes, source.on_grid, levels, lowerings.on_device)
     spelled = {"Where": standard.choice_of_booleans, "RMSNormalization": standard.norm_of_one_type}
-    replace_nodes(op, {**two_levels.GATHERS, **spelled})
+    replace_nodes(op, {**standard.GATHERS, **spelled})
     for table in lowerings.tables:
         lower(op, table)
     weights = _in_few_bits(op, manifest, lowerings.few_bits)
     finish(op)
     if manifest.cache:
-        small_caches.store(op, manifest, source.cache_scales)
+        store_caches(op, manifest, source.cache_scales)
     fuse(op, lowerings.fusions)
-    inputs, states = graph_ends.without_unread(op, manifest)
+    inputs, states = without_unread(op, manifest)
     _strip(model)
     operators = collections.Counter(node.op_type for node in model.graph.all_nodes())
     windowed = any(state.window for state in states)
@@ -86,11 +314,11 @@ def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowe
     )
     _explain(model, manifest)
     steps = functools.partial(Steps, source.say, f"{manifest.target}: writing weights")
-    moved = external_data.move_out(model.graph, folder, steps)
+    moved = move_out(model.graph, folder, steps)
     content = ir.to_proto(model).SerializeToString(deterministic=True)
     written = {FILE_NAME: files.write(folder / FILE_NAME, content)}
     if moved is not None:
-        written[external_data.WEIGHTS] = moved
+        written[WEIGHTS] = moved
     return manifest.replace(files=written)
 
 

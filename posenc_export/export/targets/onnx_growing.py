@@ -4,14 +4,7 @@ from typing import Any, Dict, Tuple
 
 import onnx_ir as ir
 
-from posenc_export.export.targets import (
-    by_query,
-    content,
-    counts,
-    experts,
-    gated_delta,
-    standard,
-)
+from posenc_export.export.targets import content, experts, standard
 from posenc_export.export.targets.builder import Builder
 from posenc_export.export.targets.rewriter import Table
 from posenc_export.ops import graph
@@ -56,20 +49,20 @@ LOWERING: Tuple[Table, ...] = (
         graph.Distances: standard.distances,
         graph.Mask: standard.mask,
         graph.Attend: attend,
-        graph.AttendTurnedKeys: by_query.attend_turned_keys,
+        graph.AttendTurnedKeys: content.attend_turned_keys,
         graph.Products: content.products,
         graph.WaveProducts: content.wave_products,
         graph.LayersOfRatio: content.layers_of_ratio,
         graph.Pick: content.pick,
         graph.SuffixSum: content.suffix_sum,
         graph.SumsBetween: content.sums_between,
-        graph.RowsAtCounts: counts.rows_at_counts,
+        graph.RowsAtCounts: content.rows_at_counts,
         graph.CollectByDistance: content.collect_by_distance,
         graph.WeightedValues: standard.weighted_values,
         graph.Scale: standard.scale,
         graph.SelectTokens: standard.select_tokens,
         graph.Recur: standard.recur,
-        graph.GatedDelta: gated_delta.standard,
+        graph.GatedDelta: content.scanned,
         graph.Experts: experts.dense,
     },
     {graph.Append: append},  # those that were not merged into an Attention node

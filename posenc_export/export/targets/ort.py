@@ -1,30 +1,47 @@
-"""Target `ort`: com.microsoft GroupQueryAttention with shared buffers and cost O(valid length);
-standard operators elsewhere.
+"""Targets `ort`, `ort-native` and `ort-cuda`: one lowering with three sets of kernels.
 
-With position_ids, rows are compact: the tokens of a row fill its first slots. Differences of slots
-are then differences of positions, and GroupQueryAttention can rotate by slot, which is exact for
-any offset. With attention_mask, a slot is a column of the mask: keys are rotated before the node,
-and the mask is added as a bias.
+`ort`: com.microsoft GroupQueryAttention with shared buffers and cost O(valid length); standard
+operators elsewhere. With position_ids, rows are compact: the tokens of a row fill its first slots.
+Differences of slots are then differences of positions, and GroupQueryAttention can rotate by slot,
+which is exact for any offset. With attention_mask, a slot is a column of the mask: keys are rotated
+before the node, and the mask is added as a bias.
+
+`ort-native`: the operator of packages/kernels in place of GroupQueryAttention and of what stands
+before it: rotations by any table, biases by distance, chunks, and several rows of several tokens
+over a cache. Nodes that it cannot represent are those of `ort`.
+
+`ort-cuda`: for kernels of the CUDA provider. The slots of the cache are counted by the caller. A
+sum and the norm after it are one kernel.
 """
 
-from typing import Tuple
+from pathlib import Path
+from typing import Optional, Tuple
 
+import numpy as np
 import onnx_ir as ir
 
+from posenc_export.encodings.rope_dynamic import RoPEDynamic
+from posenc_export.encodings.shared.base import PositionEncoding
+from posenc_export.export.quantization.grid import Codes, Grid
 from posenc_export.export.targets import (
+    by_distance,
     cached_attention,
     content,
-    counts,
     experts,
-    gated_delta,
     onnx_growing,
     ort_slots,
     standard,
 )
 from posenc_export.export.targets.builder import FLOAT, MICROSOFT, Builder, transposed
+from posenc_export.export.targets.onnx_file import FILE_NAME, Lowerings, write_onnx
 from posenc_export.export.targets.rewriter import Replaced, Table
+from posenc_export.export.targets.weights import ROUNDED, Fused, InHalf
+from posenc_export.export.trace import Source
 from posenc_export.ops import graph
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.graphs import cuda_placement, kernel_library
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
+from posenc_export.shared.refusal import refusal
 
 
 def append_positions(op: Builder, node: graph.AppendPositions) -> ir.Value:
@@ -43,9 +60,9 @@ def rows_at_counts(op: Builder, node: graph.RowsAtCounts) -> ir.Value:
     """Count only the last keys of a cache if that is enough."""
     append = graph.Append.of(node.keys)
     if append is None or op.dtype != "float32":
-        return counts.rows_at_counts(op, node)
+        return content.rows_at_counts(op, node)
     node.node.replace_input_with(1, None)  # no longer a reader of the cache
-    return counts.rows_at_last_counts(op, node, append, *ort_slots.written(op, append))
+    return content.rows_at_last_counts(op, node, append, *ort_slots.written(op, append))
 
 
 def distances(op: Builder, node: graph.Distances) -> ir.Value:
@@ -95,7 +112,7 @@ LOWERING: Tuple[Table, ...] = (
         graph.Attend: cached_attention.attend,
         graph.WaveProducts: wave_products,
         graph.RowsAtCounts: rows_at_counts,
-        graph.GatedDelta: gated_delta.fused,
+        graph.GatedDelta: content.fused_delta,
         graph.Experts: experts.sparse,
     },
     {graph.Append: append, **{kind: onnx_growing.LOWERING[0][kind] for kind in LATER}},
@@ -105,3 +122,145 @@ LOWERING: Tuple[Table, ...] = (
 # SkipLayerNormalization 1.7 to 7 times as long as Add and LayerNormalization. ONNX Runtime itself
 # fuses BiasGelu and QuickGelu when it loads the graph.
 FUSIONS = {"MatMul": transposed_product}
+
+
+# Inputs of a block in products of the library: a multiple, the most, and of a block for each row.
+STRIP, LARGEST_BLOCK, LARGEST_ROW = 32, 256, 1 << 16  # product.h
+
+
+def rows_at_counts_natively(op: Builder, node: graph.RowsAtCounts) -> ir.Value:
+    """Leave the counts to the operator if it can count; otherwise count all keys."""
+    if not by_distance.counts_inside(op, node):
+        return content.rows_at_counts(op, node)
+    node.node.replace_input_with(1, None)  # no longer a reader of the cache
+    inside = {"domain": graph.DOMAIN, "heads": node.heads, "kv_heads": node.kv_heads}
+    return op.RowsAtCounts(None, None, None, node.rows, **inside)
+
+
+class Native(Fused):
+    """As Fused, with the product of the library where it has one."""
+
+    def _domain(self, grid: Grid) -> str:
+        block = grid.block or 0
+        known = self.accuracy == ROUNDED and block % STRIP == 0 and block <= LARGEST_BLOCK
+        return kernel_library.DOMAIN if known else super()._domain(grid)
+
+    def _by_token(
+        self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, codes: Codes
+    ) -> ir.Value:
+        """As a product with one block of each row."""
+        if codes.inputs % STRIP or codes.inputs > LARGEST_ROW:
+            return super()._by_token(op, node, x, name, codes)
+        sizes = {"K": codes.inputs, "N": len(codes.codes), "block_size": codes.inputs}
+        sizes |= {"bits": 8, "accuracy_level": self.accuracy}
+        stored = op.weight(f"{name}.codes", lambda: (codes.codes + np.int16(128)).astype(np.uint8))
+        scales = op.weight(f"{name}.scales", lambda: codes.scales.copy())
+        return op.MatMulNBits(x, stored, scales, domain=kernel_library.DOMAIN, **sizes)
+
+
+# Nodes whose place an input of the operator may take.
+LATER_NATIVELY = (
+    *(graph.Distances, graph.LayersOfRatio, graph.Pick, graph.SuffixSum),
+    *(graph.SumsBetween, graph.WaveProducts),
+)
+NATIVE: Tuple[Table, ...] = (
+    {
+        **{kind: lower for kind, lower in LOWERING[0].items() if kind not in LATER_NATIVELY},
+        graph.Attend: cached_attention.attend_natively,
+        graph.AttendTurnedKeys: cached_attention.attend_turned_keys,
+        graph.RowsAtCounts: rows_at_counts_natively,
+    },
+    {kind: LOWERING[0][kind] for kind in LATER_NATIVELY},
+    LOWERING[1],
+)
+NATIVE_LOWERINGS = Lowerings(NATIVE, Native, FUSIONS)
+
+
+def write_native(source: Source, manifest: Manifest, folder: Path) -> Manifest:
+    """Write the graph (onnx_file.write_onnx)."""
+    written = write_onnx(source, manifest, folder, NATIVE_LOWERINGS)
+    chunk, keys = written.chunk, [s for s in written.states if s.past.endswith(".key")]
+    if chunk == RoPEDynamic.chunk and written.operators.get(OPERATOR) == len(keys):
+        # The operator alone reads keys, and stores none that are turned for a query.
+        chunk = PositionEncoding.chunk
+    others = "GroupQueryAttention" in written.operators
+    return written.replace(continuation_rows=int(others), chunk=chunk)
+
+
+# Tokens of a prompt in one run of a model without scores in memory: few launches of large kernels.
+# A bias takes [H,chunk,T].
+CHUNK = 1024
+
+
+def attend_on_cuda(op: Builder, node: graph.Attend) -> ir.Value:
+    """As `cached_attention.attend`; sinks beside a bias, which GroupQueryAttention refuses on CUDA,
+    take standard operators.
+    """
+    mask = graph.Mask.of(node.mask)
+    biased = node.content is not None or (mask is not None and (mask.bias or mask.chunk))
+    refused = node.sinks is not None and biased
+    return standard.attend(op, node) if refused else cached_attention.attend(op, node)
+
+
+def sum_and_norm(op: Builder, node: ir.Node) -> Replaced:
+    """Fuse a sum of two values of one shape and the RMSNormalization that reads it. Since
+    version 1.31 ONNX Runtime adds up the squares in float32 on CUDA.
+    """
+    total, scale = node.inputs
+    addition = None if total is None else total.producer()
+    if (
+        total is None
+        or addition is None
+        or addition.op_type != "Add"
+        or (scale is not None and scale.producer() is not None)  # which may read the sum's shape
+        or not _of_one_shape(*addition.inputs)
+        or node.attributes.get_int("axis", -1) != -1
+    ):
+        return []
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    output, mean, deviation, added = op.several(
+        4,
+        "SkipSimplifiedLayerNormalization",
+        *addition.inputs,
+        scale,
+        domain=MICROSOFT,
+        epsilon=epsilon,
+    )
+    mean.name = deviation.name = ""  # for training
+    added.shape, added.type = total.shape, total.type
+    return [(node.outputs[0], output), (total, added)]
+
+
+def _of_one_shape(first: Optional[ir.Value], second: Optional[ir.Value]) -> bool:
+    if first is None or second is None or first.shape is None:
+        return False
+    return first.shape == second.shape and len(first.shape) == 3
+
+
+CUDA: Tuple[Table, ...] = (
+    {
+        **LOWERING[0],
+        graph.Attend: attend_on_cuda,
+        graph.Experts: experts.flat,
+    },
+    LOWERING[1],
+)
+CUDA_FUSIONS = {**FUSIONS, "RMSNormalization": sum_and_norm}
+CUDA_LOWERINGS = Lowerings(CUDA, InHalf, CUDA_FUSIONS, on_device=True)
+
+
+def write_cuda(source: Source, manifest: Manifest, folder: Path) -> Manifest:
+    """Write the graph (onnx_file.write_onnx). ValueError: as for write_onnx; the CUDA provider has
+    no kernel for a node, or one that refuses it.
+    """
+    written = write_onnx(source, manifest, folder, CUDA_LOWERINGS)
+    if written.chunk == PositionEncoding.chunk and written.states and not written.input("slots"):
+        written = written.replace(chunk=CHUNK)
+    placement = cuda_placement.placed(folder / FILE_NAME)
+    # In which a graph of half precision is verified on the CPU.
+    if not placement.runs and manifest.dtype != "float32":
+        rule = "a graph that ONNX Runtime's CUDA provider runs"
+        remedy = "change the model, or choose target onnx-static or ort"
+        got = f"one that {placement.said()}"
+        raise refusal("export", f"{rule} for target {manifest.target}", got, remedy)
+    return written

@@ -1,15 +1,47 @@
 """Lowerings to standard operators that ONNX targets share: rotation, mask, attention."""
 
 import functools
-from typing import Any, Dict, Optional, Tuple, Union
+from functools import partial
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.targets import two_levels
 from posenc_export.export.targets.builder import FLOAT, INT32, Builder, size
+from posenc_export.export.targets.rewriter import NodeLowering
 from posenc_export.ops import graph
 from posenc_export.ops.graph import Append, Attend, AttentionWeights, LastHidden
+from posenc_export.shared.numerics import FINE, LEVELS
+
+
+def rows_of_levels(op: Builder, table: ir.Value, positions: ir.Value) -> Optional[ir.Value]:
+    """Return the rows of a table at positions of at least 0, float32; None for one of one level."""
+    levels = op.levels.get(str(table.name))
+    if levels is None:
+        return None
+    coarse, fine = (
+        op.weight(f"{levels.name}.{level}", partial(getattr, levels.tables, level))
+        for level in LEVELS
+    )
+    cos, sin = op.several(2, "Split", op.Gather(coarse, op.Div(positions, FINE)), axis=-1, **TWO)
+    of_fine = op.several(2, "Split", op.Gather(fine, op.Mod(positions, FINE)), axis=-1, **TWO)
+    if levels.sines:
+        wave = op.Add(op.Mul(sin, of_fine[0]), op.Mul(cos, of_fine[1]))
+    else:
+        wave = op.Sub(op.Mul(cos, of_fine[0]), op.Mul(sin, of_fine[1]))
+    return op.Cast(wave, to=FLOAT)
+
+
+def gathered_levels(op: Builder, node: ir.Node) -> Optional[ir.Value]:
+    """Lower a Gather of the rows of a table at positions."""
+    table, positions = node.inputs
+    assert table is not None and positions is not None
+    return rows_of_levels(op, table, positions)
+
+
+TWO: Any = {"num_outputs": 2}
+GATHERS: Mapping[str, NodeLowering] = {"Gather": gathered_levels}
+
 
 NEVER = -np.inf
 GAPS = "attention_mask: expected no 0 between the ones of a row; put padding before or behind"
@@ -28,7 +60,7 @@ def rotate(op: Builder, node: graph.Rotate) -> ir.Value:
     x, tables = node.x, [node.cos, node.sin]
     heads, rotary = size(x, 2), 2 * size(node.cos, 1)
     rows = op.Max(node.positions, 0)
-    computed = [two_levels.rows(op, table, rows) for table in tables]
+    computed = [rows_of_levels(op, table, rows) for table in tables]
     attributes = {"interleaved": int(node.interleaved), "num_heads": heads}
     if rotary < size(x, 3):
         attributes["rotary_embedding_dim"] = rotary

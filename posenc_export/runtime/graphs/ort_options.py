@@ -64,7 +64,7 @@ def choose_provider(name: str, manifest: Manifest) -> str:
 def _host_only(manifest: Manifest) -> str:
     """Return what of an artefact runs on the CPU only; empty for nothing. Other targets than
     ort-cuda have weights of few bits in forms that CUDA's kernels refuse, or read otherwise
-    (export/targets/cuda_weights.py).
+    (export/targets/weights.py).
     """
     if manifest.weights is not None and manifest.target != "ort-cuda":
         return f"weights in {manifest.weights.format}"

@@ -21,9 +21,8 @@ from posenc_export.export.quantization.grid import Grid
 from posenc_export.export.quantization.rounding import rounded
 from posenc_export.export.targets import standard
 from posenc_export.export.targets.builder import Builder
-from posenc_export.export.targets.fused_weights import Fused
 from posenc_export.export.targets.rewriter import finish, replace_nodes
-from posenc_export.export.targets.standard_weights import Standard
+from posenc_export.export.targets.weights import Fused, Standard
 from posenc_export.models.config_json import widest
 from posenc_export.models.presets import seeded
 from posenc_export.models.pretrained import from_pretrained

@@ -11,7 +11,7 @@ import torch
 
 from posenc_export.clients import program
 from posenc_export.export import VerificationError, export
-from posenc_export.export.targets import ort_cuda
+from posenc_export.export.targets import ort
 from posenc_export.ops.graph import Attend
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
@@ -87,11 +87,11 @@ def test_the_rounded_weights_are_verified_in_float32(
     assert [path.name for path in tmp_path.iterdir()] == ["artefact"]
 
     def wrong(op: Any, node: Any) -> Any:
-        return op.Mul(ort_cuda.attend(op, node), op.constant(1.5, op.dtype))
+        return op.Mul(ort.attend_on_cuda(op, node), op.constant(1.5, op.dtype))
 
-    first, *others = ort_cuda.LOWERINGS.tables
-    lowerings = ort_cuda.LOWERINGS._replace(tables=({**first, Attend: wrong}, *others))
-    monkeypatch.setattr(ort_cuda, "LOWERINGS", lowerings)
+    first, *others = ort.CUDA_LOWERINGS.tables
+    lowerings = ort.CUDA_LOWERINGS._replace(tables=({**first, Attend: wrong}, *others))
+    monkeypatch.setattr(ort, "LOWERINGS", lowerings)
     with pytest.raises(VerificationError):
         export(sources(block("rope")), "ort-cuda", tmp_path / "wrong", dtype="bfloat16")
 

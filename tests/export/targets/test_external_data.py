@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from posenc_export.export import TARGETS, export
-from posenc_export.export.targets import external_data
+from posenc_export.export.targets import onnx_file
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import files
@@ -19,7 +19,7 @@ from tests.tiny import block, decoder
 from tests.traces import artefact, exported
 
 ONNX_TARGETS = [name for name in TARGETS if name not in ("torchscript", "pt2")]
-DATA = external_data.WEIGHTS
+DATA = onnx_file.WEIGHTS
 pytestmark = pytest.mark.xdist_group(
     "weights beside the graph"
 )  # one process exports the artefacts
@@ -54,11 +54,11 @@ def test_every_large_tensor_is_external_and_page_aligned(
 ) -> None:
     places, end = _places(made[target]), 0
     sizes = {tensor.name: len(tensor.raw_data) for tensor in _initialisers(made[target])}
-    assert places and all(size < external_data.SMALL for size in sizes.values())
+    assert places and all(size < onnx_file.SMALL for size in sizes.values())
     for place in places.values():
         offset, length = int(place["offset"]), int(place["length"])
-        assert place["location"] == DATA and length >= external_data.SMALL
-        assert offset % external_data.PAGE == 0 and end <= offset < end + external_data.PAGE
+        assert place["location"] == DATA and length >= onnx_file.SMALL
+        assert offset % onnx_file.PAGE == 0 and end <= offset < end + onnx_file.PAGE
         end = offset + length
     assert (made[target] / DATA).stat().st_size == end
 
@@ -224,10 +224,10 @@ def _resealed(folder: Path, source: Path, without: str = "") -> None:
 def test_blocks_are_the_bytes_of_an_array_in_row_major_little_endian_order(
     shape: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(external_data, "BLOCK", 24)
+    monkeypatch.setattr(onnx_file, "BLOCK", 24)
     array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
     wanted = array.T.astype(array.dtype.newbyteorder("<")).tobytes()
-    result = list(external_data.blocks(array.T))
+    result = list(onnx_file.blocks(array.T))
     assert b"".join(result) == wanted
     assert len(result) == 1 or array.T.ndim > 1
 

@@ -17,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 
 from posenc_export.export import export
 from posenc_export.export.targets.builder import Builder
-from posenc_export.export.targets.ort_cuda import FUSIONS
+from posenc_export.export.targets.ort import CUDA_FUSIONS
 from posenc_export.export.targets.rewriter import fuse
 from posenc_export.models.config import StackConfig
 from posenc_export.models.short_forms import decoder_config
@@ -163,7 +163,9 @@ def test_a_matching_pattern_is_replaced_and_agrees_with_the_reference_evaluator(
     nodes, wanted = PATTERNS[pattern]
     plain = _written(nodes)
     model = ir.from_proto(plain)
-    fuse(Builder(model, "float32", 64), FUSIONS)  # those of ort-cuda, which contain those of ort
+    fuse(
+        Builder(model, "float32", 64), CUDA_FUSIONS
+    )  # those of ort-cuda, which contain those of ort
     model.graph.sort()
     assert Counter(node.op_type for node in model.graph) == wanted
     x = np.random.default_rng(1).standard_normal((2, 3, 4)).astype(np.float32)

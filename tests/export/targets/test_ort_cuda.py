@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from posenc_export.export import export
-from posenc_export.export.targets import ort, ort_cuda
+from posenc_export.export.targets import ort
 from posenc_export.runtime import load
 from posenc_export.runtime.session import reading
 from tests.tiny import block, decoder
@@ -54,14 +54,14 @@ def test_a_layer_launches_no_kernel_for_its_residuals_and_prompts_are_fed_in_lar
         and manifest.operators["Add"] == 1
         for manifest in results.values()
     )  # of two layers
-    assert [results["rope"].chunk, results["alibi"].chunk] == [ort_cuda.CHUNK, 256]
+    assert [results["rope"].chunk, results["alibi"].chunk] == [ort.CHUNK, 256]
 
 
 def test_what_a_cuda_kernel_refuses_is_refused_at_export_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lowerings = ort_cuda.LOWERINGS._replace(tables=ort.LOWERING)
-    monkeypatch.setattr(ort_cuda, "LOWERINGS", lowerings)
+    lowerings = ort.CUDA_LOWERINGS._replace(tables=ort.LOWERING)
+    monkeypatch.setattr(ort, "LOWERINGS", lowerings)
     with pytest.raises(
         ValueError,
         match=r"for target ort-cuda, got one that cannot run: GroupQueryAttention .* head_sink "

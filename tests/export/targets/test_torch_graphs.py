@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.export import export
-from posenc_export.export.targets.pt2_file import _merge_equal_nodes
-from posenc_export.export.targets.torchscript_file import laid_out
+from posenc_export.export.targets.torch_files import _merge_equal_nodes, laid_out
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.graphs.torch_files import read_program
 from tests.tiny import decoder

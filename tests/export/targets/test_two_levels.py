@@ -12,7 +12,7 @@ from onnx.utils import Extractor
 
 from posenc_export.encodings.shared import tables
 from posenc_export.export import Sources, export
-from posenc_export.export.targets import two_levels
+from posenc_export.export.targets import standard
 from posenc_export.export.targets.builder import Builder
 from posenc_export.export.verify import VerificationError
 from posenc_export.models.presets import seeded
@@ -107,12 +107,12 @@ def test_outputs_are_those_of_whole_tables(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def _late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read the rows of the position after a token's, which changes no difference of positions."""
-    rows = two_levels.rows
+    rows = standard.rows_of_levels
 
     def late(op: Any, table: Any, positions: Any) -> Any:
         return rows(op, table, op.Min(op.Add(positions, 1), RANGE - 1))
 
-    monkeypatch.setattr(two_levels, "rows", late)
+    monkeypatch.setattr(standard, "rows", late)
 
 
 def _next_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from posenc_export.commands.cli import main
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import export
 from posenc_export.export.describe import describe
-from posenc_export.export.targets import ort_cuda
+from posenc_export.export.targets import ort
 from posenc_export.runtime.graphs import cuda
 from posenc_export.runtime.graphs.cuda_placement import Placement, placed, table
 from tests.export.test_parity import FUSED
@@ -49,7 +49,7 @@ def placement_of(name: str, folder: Path) -> Placement:
     )  # its token table is wider than a block
     source = sources(config).of("float16")
     manifest = describe(source.model, "ort-cuda", "positions")
-    ort_cuda.write(source, manifest, folder)
+    ort.write_cuda(source, manifest, folder)
     return placed(folder / "model.onnx")
 
 

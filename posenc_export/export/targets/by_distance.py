@@ -1,0 +1,432 @@
+"""Terms of scores by distance, as inputs of CachedAttention (packages/kernels): biases as tables or
+as pieces of a linear function, products with keys of distances, and entries of rows by distance.
+
+A value is a function of the distance if the distance of query and key is all that its nodes compute
+with: each of them computes every entry of its output from the same entry of its inputs, or only
+moves axes.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Set
+
+import numpy as np
+import onnx_ir as ir
+
+from posenc_export.export.expected_numbers import BY_DISTANCE
+from posenc_export.export.targets import ort_slots
+from posenc_export.export.targets.builder import DOUBLE, FLOAT, Builder, numbers_of, size
+from posenc_export.ops.graph import (
+    DOMAIN,
+    Append,
+    Attend,
+    AttentionWeights,
+    CollectByDistance,
+    Distances,
+    LayersOfRatio,
+    Mask,
+    Pick,
+    RowsAtCounts,
+    SumsBetween,
+    WaveProducts,
+)
+from posenc_export.runtime.graphs.onnx_parts import opened
+from posenc_export.shared.refusal import refusal
+
+BY_ENTRY = set(
+    "Abs Add And Cast Ceil Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual "
+    "Identity LeakyRelu Less LessOrEqual Log Max Min Mod Mul Neg Not Or Pow Reciprocal Relu Round "
+    "Sigmoid Sign Sin Softplus Sqrt Sub Tanh Where Xor".split()
+)
+AXES = {"Expand", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+# With a constant operand: rows of it by an index, and products with it.
+WITH_CONSTANT = {"Gather": 0, "MatMul": 1, "Gemm": 1}
+MOST = 1 << 24  # numbers of a table: 64 MB
+OPSET = 23
+PROBE = np.array([[3, 1, 0], [9, 2, 1]])  # distances [S,T] that must have the same biases
+
+
+def table_of(op: Builder, mask: Mask, heads: int) -> Optional[ir.Value]:
+    """Return the table of the bias of a mask, or None if it is no function of head and distance.
+
+    Larger distances than those of the table have the last entry.
+    """
+    bias, distances = mask.bias, _Distances(mask)
+    assert bias is not None
+    if heads * op.max_positions > MOST or not distances.decide(bias):
+        return None
+    return op.weight(
+        f"{bias.name}{BY_DISTANCE}", lambda: _biases(op, bias, heads, distances.sources)
+    )
+
+
+def rows_of(op: Builder, mask: Mask, index: ir.Value) -> Optional[ir.Value]:
+    """Return the rows [range] int32 that an index [B,1,S,T] takes by distance, or None if it
+    depends on something else. Larger distances have the last one.
+    """
+    distances = _Distances(mask)
+    if op.max_positions > MOST or not distances.decide(index):
+        return None
+    rows = _table(op, index, 1, distances.sources)
+    if rows is None:
+        return None
+    return op.weight(f"{index.name}.row_of_distance", lambda: rows[0].astype(np.int32))
+
+
+def at_distances(op: Builder, mask: Mask, value: ir.Value) -> Optional[ir.Value]:
+    """Emit nodes that compute a value [B,1,S,T] at every distance [range], from constants alone, or
+    return None if it depends on something else.
+    """
+    distances = _Distances(mask)
+    if op.max_positions > MOST or not distances.decide(value):
+        return None
+    copies: Dict[ir.Value, ir.Value] = {}
+    for source, sign in distances.sources.items():
+        counted = op.Range(op.constant(0), op.constant(sign * op.max_positions), op.constant(sign))
+        copies[source] = op.Unsqueeze(op.Cast(counted, to=int(_element(source))), [0, 1, 2])
+
+    def copied(value: Optional[ir.Value]) -> Optional[ir.Value]:
+        if value is None or value.const_value is not None:
+            return value
+        node = value.producer()
+        if value not in copies and node is not None:
+            operands = [copied(source) for source in node.inputs]
+            attributes: Any = dict(node.attributes)
+            copies[value] = op.node(node.op_type, *operands, **attributes)
+        return copies[value]
+
+    return op.Reshape(copied(value), [-1])
+
+
+class _Distances:
+    """Finds the distances that a value is computed from.
+
+    Args:
+        mask: whose positions of queries and keys are subtracted.
+
+    Attributes:
+        sources: distances, and whether they count back from the query to the key (1) or ahead (-1).
+    """
+
+    def __init__(self, mask: Mask) -> None:
+        self.mask = mask
+        self.sources: Dict[ir.Value, int] = {}
+
+    def decide(self, value: ir.Value) -> bool:
+        """Return whether distances alone decide a value."""
+        return self._by_distance(value, set()) and bool(self.sources)
+
+    def _by_distance(self, value: Optional[ir.Value], seen: Set[ir.Value]) -> bool:
+        if value is None or value.const_value is not None or value in seen:
+            return True
+        sign = self._sign(value)
+        if sign:
+            self.sources[value] = sign
+            return True
+        node = value.producer()
+        if node is None or node.domain or not self._by_entry(node):
+            return False
+        seen.add(value)
+        return all(self._by_distance(source, seen) for source in node.inputs)
+
+    def _by_entry(self, node: ir.Node) -> bool:
+        constant = WITH_CONSTANT.get(node.op_type)
+        if constant is not None:
+            operand = node.inputs[constant]
+            return operand is not None and operand.const_value is not None
+        if node.op_type in AXES:  # to a shape that is known
+            return all(value is None or value.const_value for value in node.inputs[1:])
+        return node.op_type in BY_ENTRY
+
+    def _sign(self, value: ir.Value) -> int:
+        """Return 1 for the distance from a query back to a key, -1 for its negative, else 0."""
+        node = value.producer()
+        if node is None:
+            return 0
+        if node.domain == DOMAIN and node.op_type == Distances.__name__:
+            distances = Distances(node)
+            own = (distances.q_positions, distances.k_positions)
+            return -1 if own == (self.mask.positions, self.mask.key_positions) else 0
+        if node.op_type != "Sub" or node.domain:
+            return 0
+        ends = tuple(_source(operand) for operand in node.inputs)
+        both = (self.mask.positions, self.mask.key_positions)
+        return 1 if ends == both else -1 if ends == both[::-1] else 0
+
+
+def _source(value: Optional[ir.Value]) -> Optional[ir.Value]:
+    """Return the value that another one repeats with further axes."""
+    node = None if value is None else value.producer()
+    while node is not None and not node.domain and node.op_type == "Unsqueeze":
+        value = node.inputs[0]
+        node = None if value is None else value.producer()
+    return value
+
+
+def _biases(op: Builder, bias: ir.Value, heads: int, sources: Dict[ir.Value, int]) -> np.ndarray:
+    """Return the table of a bias [H,range]."""
+    table = _table(op, bias, heads, sources)
+    if table is None:
+        rule = f"the bias {bias.name} to depend on distances alone"
+        raise refusal("export", rule, "another for the same distance", "choose target ort")
+    return np.ascontiguousarray(table, np.float32)
+
+
+def _table(
+    op: Builder, value: ir.Value, heads: int, sources: Dict[ir.Value, int]
+) -> Optional[np.ndarray]:
+    """Evaluate a value at every distance [H,range], without the last columns if they are equal.
+    None if it has another result for the same distance.
+    """
+    evaluate = opened(_model(value, list(sources)), Path(".")).run
+
+    def results(distances: np.ndarray) -> np.ndarray:  # [S,T] to [H,S,T]
+        feeds = {
+            f"distance_{number}": (sign * distances).astype(_element(source).numpy())[None, None]
+            for number, (source, sign) in enumerate(sources.items())
+        }
+        return np.broadcast_to(evaluate(None, feeds)[0], (1, heads, *distances.shape))[0]
+
+    table = results(np.arange(op.max_positions)[None])[:, 0]
+    probe = np.minimum(PROBE, op.max_positions - 1)
+    if not np.array_equal(results(probe), table[:, probe], equal_nan=True):
+        return None
+    changes = np.flatnonzero((table[:, 1:] != table[:, :-1]).any(0))
+    last = int(changes[-1]) + 1 if len(changes) else 0
+    return table[:, : last + 1]
+
+
+def _element(source: ir.Value) -> ir.DataType:
+    """Return the element type of a distance: int64 for a difference of positions."""
+    integers = source.dtype == ir.DataType.INT64
+    return ir.DataType.INT64 if integers else ir.DataType.FLOAT
+
+
+def _model(value: ir.Value, sources: Sequence[ir.Value]) -> bytes:
+    """Return a model of the nodes that compute a value from distances."""
+    assert value.graph is not None
+    part = ir.convenience.extract(value.graph, sources, [value])
+    for number, (copied, source) in enumerate(zip(part.inputs, sources, strict=True)):
+        copied.name, copied.shape = f"distance_{number}", None
+        copied.type = ir.TensorType(_element(source))
+    part.outputs[0].type = ir.TensorType(value.dtype or ir.DataType.FLOAT)
+    for node in part:
+        node.outputs[0].shape = None  # that of a call
+    part.opset_imports.clear()
+    part.opset_imports[""] = OPSET
+    return ir.to_proto(ir.Model(part, ir_version=10)).SerializeToString()
+
+
+KEY_INPUTS = 2  # of the operator, for such products
+# Distances before 0 and after the largest one that have keys, for those between two keys: twice
+# NEIGHBOURS of packages/kernels/source/call.h.
+BEYOND = 32
+
+
+def keys_of(op: Builder, node: Attend, mask: Mask, wide: int) -> Optional[List[Optional[ir.Value]]]:
+    """Return the inputs distance_queries [B,H,S,wide] and distance_keys [H,n,wide] for the
+    content of a node; None if that is not the products of projected queries with sinusoids of the
+    distances of the mask. wide: head size of cached keys.
+
+    The projection is a constant W_h [D,E] of each head. A query times W_h times the sinusoids R_d
+    is the query times the key W_h R_d: D multiplications in place of E. Keys of every second
+    distance are enough, because sinusoids with at most 1 radian per position can be interpolated.
+    """
+    waves = WaveProducts.of(node.content)
+    product = None if waves is None else waves.q.producer()
+    if waves is None or product is None or product.op_type != "MatMul":
+        return None
+    q, weight = product.inputs
+    own = (waves.q_positions, waves.k_positions) == (mask.positions, mask.key_positions)
+    if not own or q is None or weight is None or weight.const_value is None:
+        return None
+    count = min(size(waves.waves, 0), mask.before + 1 or op.max_positions)
+    fits = node.heads * count * wide <= MOST and count > BEYOND
+    if not fits or not ort_slots.in_slots(op, waves.k_positions):
+        return None
+    of_head = op.Transpose(weight, perm=[0, 2, 1])
+    keys = op.MatMul(_sinusoids(op, waves.waves, count), of_head)
+    missing, zero = wide - size(weight, 1), op.constant(0, "float32")
+    if missing:
+        q, keys = (op.Pad(value, [0, missing], zero, [-1]) for value in (q, keys))
+    return [q, keys]
+
+
+def _sinusoids(op: Builder, waves: ir.Value, count: int) -> ir.Value:
+    """Return sines and cosines [n,E] of every second distance, from at least count - 1 + BEYOND to
+    -BEYOND, as nodes of constants, which ONNX Runtime computes when it loads the graph.
+    """
+
+    def rows(first: int, end: int) -> Sequence[ir.Value]:
+        return op.several(2, "Split", op.Slice(waves, [first], [end], [0]), axis=-1, num_outputs=2)
+
+    cos, sin = rows(1, BEYOND + 1)
+    (of_last, own), (of_cos, of_sin) = rows(count - 1, count), rows(0, count)
+    after_cos = op.Sub(op.Mul(of_last, cos), op.Mul(own, sin))
+    after_sin = op.Add(op.Mul(own, cos), op.Mul(of_last, sin))
+    before_cos, before_sin = (
+        op.Slice(part, [BEYOND - 1], [-BEYOND - 1], [0], [-1]) for part in (cos, op.Neg(sin))
+    )
+    sines = op.Concat(before_sin, of_sin, after_sin, axis=0)
+    cosines = op.Concat(before_cos, of_cos, after_cos, axis=0)
+    whole = op.Concat(sines, cosines, axis=1)  # distances -BEYOND .. count - 1 + BEYOND
+    last = count - 1 + 2 * BEYOND
+    return op.Slice(whole, [last - last % 2], [-last - 2], [0], [-2])
+
+
+PIECE_INPUTS = 3  # of the operator, for such a bias
+
+
+def pieces_of(op: Builder, mask: Mask) -> Optional[List[Optional[ir.Value]]]:
+    """Return the inputs number_of_distance [range], query_factors [B,S] and pieces [H,pieces,3] for
+    the bias of a mask, or None if it is no function of a number of the distance over one of the
+    query.
+    """
+    node = LayersOfRatio.of(mask.bias)
+    if node is None:
+        return None
+    weights = (node.first, node.first_bias, node.second, node.second_bias)
+    numbers = at_distances(op, mask, node.numbers)
+    if numbers is None or not all(weight.const_value for weight in weights):
+        return None
+    return [numbers, op.Reciprocal(node.divisors), _pieces(op, *weights)]
+
+
+def _pieces(
+    op: Builder, first: ir.Value, first_bias: ir.Value, second: ir.Value, second_bias: ir.Value
+) -> ir.Value:
+    """Emit nodes of constants, which ONNX Runtime computes in float64 when it loads the graph.
+
+    A unit of the first layer is 0 on one side of the number -bias / weight: pieces begin at these
+    numbers in order, and the first one at -inf. Units with weight 0 are the same everywhere, and
+    their points, with 1 in place of the weight, change nothing.
+    """
+    count, zero = size(first, 0), op.constant(0, "float64")
+    parts = (op.Reshape(first, [-1]), first_bias, op.Transpose(second, perm=[1, 0]), second_bias)
+    weight, bias, of_units, offset = (op.Cast(part, to=DOUBLE) for part in parts)
+    is_flat = op.Equal(weight, zero)
+    points = op.Div(op.Neg(bias), op.Add(weight, op.Cast(is_flat, to=DOUBLE)))
+    in_order = op.several(2, "TopK", points, op.constant([count]), largest=0)[0]
+    starts = op.Concat(op.constant([-np.inf], "float64"), in_order, axis=0)
+    by_piece = op.Unsqueeze(starts, [1])
+    is_after = op.LessOrEqual(points, by_piece)  # [pieces,n]
+    rises = op.And(op.Equal(is_after, op.Greater(weight, zero)), op.Not(is_flat))
+    constant = op.And(is_flat, op.Greater(bias, zero))
+    active = op.Cast(op.Or(rises, constant), to=DOUBLE)
+    slopes = op.MatMul(op.Mul(active, weight), of_units)  # [pieces,H]
+    values = op.Add(op.MatMul(op.Mul(active, bias), of_units), offset)
+    columns = (op.Expand(by_piece, op.Shape(slopes)), slopes, values)
+    turned = (op.Unsqueeze(op.Transpose(column, perm=[1, 0]), [2]) for column in columns)
+    return op.Cast(op.Concat(*turned, axis=2), to=FLOAT)
+
+
+PICKED_INPUTS = 5  # of the operator, for scores by content
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picked:
+    """The content of an Attend.
+
+    Args:
+        query_rows: rows of queries [B,H,S,R], or None.
+        key_rows: appended rows of keys [B,H*R,T,1], or None, and the factor of their term.
+        row_of_distance: see distance_tables.rows_of; None without rows.
+        decays: appended numbers of keys [B,H,T,1], or None.
+        counts: rows of queries that are read at counts of keys [B,H,S,R], or None.
+    """
+
+    query_rows: Optional[ir.Value] = None
+    key_rows: Optional[ir.Value] = None
+    factor: float = 1.0
+    row_of_distance: Optional[ir.Value] = None
+    decays: Optional[ir.Value] = None
+    counts: Optional[ir.Value] = None
+
+    @property
+    def inputs(self) -> List[Optional[ir.Value]]:
+        """The inputs of the operator."""
+        return [self.query_rows, self.key_rows, self.row_of_distance, self.decays, self.counts]
+
+
+def picked(op: Builder, node: Attend, mask: Mask) -> Optional[Picked]:
+    """Return the content of a node, or None if CachedAttention does not compute it."""
+    counted, sums = RowsAtCounts.of(node.content), SumsBetween.of(node.content)
+    if counted is not None:
+        return Picked(counts=counted.rows)
+    if sums is not None:
+        distances, appended = Distances.of(sums.distances), Append.of(sums.numbers)
+        own = (mask.positions, mask.key_positions)
+        if distances is None or (distances.q_positions, distances.k_positions) != own:
+            return None
+        return Picked(decays=sums.numbers) if appended is not None else None
+    pick = Pick.of(node.content)
+    if pick is None or (pick.key_rows is not None and not _appended_alone(pick.key_rows)):
+        return None
+    rows = rows_of(op, mask, pick.index)
+    if rows is None:
+        return None
+    return Picked(
+        query_rows=pick.rows,
+        key_rows=None if pick.key_rows is None else _by_row(op, pick.key_rows),
+        factor=pick.factor,
+        row_of_distance=rows,
+    )
+
+
+def counts_inside(op: Builder, node: RowsAtCounts) -> bool:
+    """Return whether CachedAttention can count keys for a node: it has the products of the only
+    Attend that reads its output, which has no other content and no bias.
+    """
+    users = [user for user, _ in node.output.uses()]
+    if [user.op_type for user in users] != ["Attend"]:
+        return False
+    attend, mask = Attend(users[0]), Mask.of(node.mask)
+    same = attend.content is node.output and attend.mask is node.mask and attend.keys is node.keys
+    if not same or mask is None or mask.bias is not None or attend.softcap:
+        return False
+    readers = {user for user, _ in node.keys.uses()}
+    values = [user for user, _ in attend.values.uses()]
+    if readers != {attend.node, node.node} or values != [attend.node]:
+        return False
+    cached = Append.of(node.keys) and Append.of(attend.values) and ort_slots.by_columns(op) is None
+    if not cached or op.dtype != "float32" or attend.readers(AttentionWeights):
+        return False
+    return node.q is attend.q and node.scale == attend.scale
+
+
+def _appended_alone(rows: ir.Value) -> bool:
+    """Return whether rows are cached, and nothing else reads them."""
+    return Append.of(rows) is not None and len(rows.uses()) == 1
+
+
+def _by_row(op: Builder, rows: ir.Value) -> ir.Value:
+    """Cache rows of keys [B,H,T,R] as [B,H*R,T,1], so that distant keys, which share a row, have
+    neighbouring numbers.
+    """
+    append = Append.of(rows)
+    assert append is not None and append.past.shape is not None
+    batch, heads, slots, count = append.past.shape
+    append.node.replace_input_with(1, op.Reshape(append.new, [0, 0, -1, 1]))
+    append.past.shape = ir.Shape([batch, heads * count, slots, 1])  # type: ignore[operator]
+    return rows
+
+
+def collected(node: Attend, mask: Mask, parts: Optional[Picked]) -> Optional[List[ir.Value]]:
+    """Return the sums of an Attend's weights by distance [B,H,S,R], if all readers of its weights
+    sum them by the rows that its scores pick; None if one does not.
+    """
+    if parts is None or parts.query_rows is None or parts.row_of_distance is None:
+        return None
+    rows, sums = numbers_of(parts.row_of_distance), []
+    for weights in node.readers(AttentionWeights):
+        readers = weights.readers(CollectByDistance)
+        if len(readers) < len(weights.output.uses()):
+            return None
+        for reader in readers:
+            own = (reader.positions, reader.key_positions) == (mask.positions, mask.key_positions)
+            clipped = reader.left - np.minimum(np.arange(len(rows)), reader.left)
+            same = len(rows) == reader.left + 1 and np.array_equal(rows, clipped)
+            if not own or not same or size(parts.query_rows, 3) != reader.left + reader.right + 1:
+                return None
+            sums.append(reader.output)
+    return sums
