@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Seen, Table
-from posenc_export.encodings.shared.window import offsets, window_of
+from posenc_export.encodings.shared.window import offset_rules, offsets, window_of
 
 
 class Decomposed2D(PositionEncoding):
@@ -51,6 +51,9 @@ class Decomposed2D(PositionEncoding):
         content = ops.pick(along_rows, down.unsqueeze(1))
         content = content + ops.pick(along_columns, right.unsqueeze(1))
         return ops.attend(q, seen.keys, seen.values, seen.mask, content, scale)
+
+    def row_rules(self) -> List[str]:
+        return offset_rules(self.rows, self.columns)
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Offsets of two tokens in a window (Liu et al. 2021, Swin Transformer, 3.2)."""
 
 import math
-from typing import Tuple
+from typing import List, Tuple
 
 import torch
 from torch import Tensor
@@ -42,9 +42,14 @@ def offset_index(q_positions: Tensor, k_positions: Tensor, rows: int, columns: i
     return (down * (2 * columns - 1) + right).clamp(0, (2 * rows - 1) * (2 * columns - 1) - 1)
 
 
+def offset_rules(rows: int, columns: int) -> List[str]:
+    """What `offsets` gives, as rules of positions."""
+    down, right = f"q // {columns} - k // {columns}", f"q % {columns} - k % {columns}"
+    return [f"{down} + {rows - 1}", f"{right} + {columns - 1}"]
+
+
 def offset_rule(rows: int, columns: int) -> str:
     """The index that `offset_index` gives, as a rule of positions."""
-    down = f"(q // {columns} - k // {columns} + {rows - 1})"
-    right = f"(q % {columns} - k % {columns} + {columns - 1})"
+    down, right = offset_rules(rows, columns)
     most = (2 * rows - 1) * (2 * columns - 1) - 1
-    return f"min(max({down} * {2 * columns - 1} + {right}, 0), {most})"
+    return f"min(max(({down}) * {2 * columns - 1} + {right}, 0), {most})"

@@ -67,7 +67,7 @@ def consecutive_wave_products(
     """
     waves = node.waves
     zero = op.constant(0)
-    queries = op.Squeeze(op.Shape(node.q, start=2, end=3))
+    queries = op.Squeeze(op.Shape(node.q_positions, start=1, end=2))
     block = op.Min(op.Mul(queries, BLOCK), total)
     starts = op.Add(first, op.Range(zero, total, block))
     of_starts = op.Unsqueeze(_rows_of(op, waves, starts), [1, 2])

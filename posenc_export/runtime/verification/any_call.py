@@ -91,11 +91,13 @@ class AnyCall:
         """Define positions of tokens and keys, by the signature and the layout of the caches."""
         S, P, manifest = self.columns, self.slots, self.manifest
         in_place = self.caches and manifest.in_place
-        consecutive = in_place and manifest.contiguous and not self.by_mask
+        consecutive = manifest.contiguous and not self.by_mask and (in_place or not self.caches)
         room = self.most if not in_place or manifest.contiguous else self.capacity - S
         self.cached = self.solver.function(
             "cached", lambda n, b: z3.And(n >= 0, n >= self.fewest, n <= room)
         )
+        if not self.caches:
+            self.cached, self.fewest, self.total = lambda b: 0, z3.IntVal(0), S
         self.new = self.solver.function(
             "new",
             lambda n, b: z3.And(
@@ -192,7 +194,7 @@ class AnyCall:
             return choose(position < self.most, position, -1)
 
         self.query = query
-        return Keys(self.total, key, lambda b: 0, self.total)
+        return Keys(self.total, key if self.caches else query, lambda b: 0, self.total)
 
     def _windows(self) -> Keys:
         """Caches of windows hold the keys from a token of each row on."""

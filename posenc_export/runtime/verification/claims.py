@@ -62,6 +62,7 @@ IN_CACHES |= {(OPERATOR, 5), (OPERATOR, 15)}
 AXES = {"k": "bt", "x": "abs", "requested": "br", "longest": ""}
 AXES |= dict.fromkeys(("row", "first", "last", "largest"), "b")
 NAME = re.compile(r"[a-z]\w*")
+UNKNOWN = "?"  # an axis of a size that no rule knows, such as the blocks of a call
 MASKS = (("Attention", 3), ("GroupQueryAttention", 10), (OPERATOR, 10))
 BY_SLOT = ("GroupQueryAttention", OPERATOR)  # hide keys themselves
 UNWANTED = ("is_causal", "smooth_softmax")  # attributes that hide keys by another rule
@@ -79,7 +80,7 @@ class Value:
 
     name: str  # in the graph
     place: str  # name in the certificate
-    axes: Tuple[str, ...]  # the meaning of each axis: b, s, t, r, or a size
+    axes: Tuple[str, ...]  # the meaning of each axis: b, s, t, r, a size, or UNKNOWN
     index: List[Any]  # an integer of z3 for each axis
     entry: Any
     inside: List[Any]  # that the index is within the value
@@ -190,6 +191,9 @@ class Claims:
         axes: List[str] = []
         for size in tensor.shape:
             axes.append(self._letter(size, axes))
+        if "t" in axes:  # coordinates are those of tokens alone
+            pairs = zip(axes, tensor.shape, strict=True)
+            axes = [str(size) if axis == "a" else axis for axis, size in pairs]
         windowed, sinks = not {"w", "w+"}.isdisjoint(axes), not {"t+", "w+"}.isdisjoint(axes)
         axes = ["t" if axis in ("w", "t+", "w+") else axis for axis in axes]
         names = {"b": call.row, "s": call.column, "t": call.slot, "r": call.token, "1": 0}
@@ -213,7 +217,7 @@ class Claims:
             if letter not in before:
                 if self.solver.equal(size, known):
                     return letter
-        raise Untranslated("an axis of a size that no rule knows")
+        return UNKNOWN
 
     def _of_value(self, value: Value, uses: Sequence[Use]) -> None:
         keys = {(use.operator, use.input): use for use in uses}
@@ -256,10 +260,25 @@ class Claims:
         """Return the rows that encodings of layers declare, or those of all layers if none reads a
         value, and those that encodings of tokens declare.
         """
-        rows = self.places.rows
-        chosen = [rows[layer] for layer in layers if layer < len(rows)] or rows
+        chosen = [rules for _, rules in self._layers(layers)]
         rules = dict.fromkeys([*(rule for of in chosen for rule in of), *self.places.tokens])
         return [rule for rule in rules if ("k" in words(rule)) == of_pairs]
+
+    def _layers(self, layers: Sequence[int]) -> List[Tuple[int, Sequence[str]]]:
+        """Return some layers, or all if there are none of them, with the rows that they declare."""
+        known = [*enumerate(self.places.rows)]
+        return [pair for pair in known if pair[0] in layers] or known
+
+    def _silent(self, layers: Sequence[int]) -> bool:
+        """Return whether a row may be of an encoding that declares none, beside those of tokens or
+        of layers that do: one of several, or that of a layer without rows.
+        """
+        if described.is_read(self.manifest):
+            return False
+        of_layers = described.attentions(self.manifest)
+        pairs = [(of_layers[layer]["encodings"], rows) for layer, rows in self._layers(layers)]
+        pairs.append((described.of_tokens(self.manifest), self.places.tokens))
+        return any(len(encodings) > 1 or encodings and not rows for encodings, rows in pairs)
 
     def _of_table(self, value: Value, table: Constant) -> None:
         """Prove which row of a table is read, and that the table has it."""
@@ -280,12 +299,9 @@ class Claims:
         readers = self.part.layers_after(value.name)
         rules = self._declared(readers, value.of_pairs)
         long = rows >= self.manifest.max_positions and not self.manifest.packages
-        of_one = long and not value.of_pairs
-        if of_one and not rules:
-            rules = self._positions(value.axes)
-        elif of_one and self.manifest.in_torch and set(rules) <= {*self.places.tokens}:
-            # It may belong to a layer that declares no rows, which torch reads as those of tokens.
-            rules = [*rules, *(rule for rule in self._positions(value.axes) if rule != "slot")]
+        of_one = long and not value.of_pairs and UNKNOWN not in value.axes
+        if of_one and (not rules or self._silent(readers)):
+            rules = [*rules, *self._positions(value.axes)]
         if (level := table.name.rpartition(".")[2]) in LEVELS:
             of = "//" if level == LEVELS[0] else "%"
             rules = [f"({rule}) {of} {FINE}" for rule in rules or self._positions(value.axes)]
@@ -309,6 +325,8 @@ class Claims:
 
     def _follows(self, value: Value, rules: Sequence[Rule]) -> None:
         """Prove that a value follows one of some rules; record a counterexample if not."""
+        if UNKNOWN in value.axes:
+            raise Untranslated("an axis of a size that no rule knows")
         where, known = self._where(value), self._expected(value, rules)
         for _, expected in known:
             if self.solver.excludes(*where, differ(value.entry, expected)):

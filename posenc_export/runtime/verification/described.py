@@ -49,13 +49,17 @@ def attentions(manifest: Manifest) -> List[Described]:
     return [_convert(layers[name].get("attention"), _Attention) for name in order]
 
 
-def encodings(manifest: Manifest) -> List[Described]:
-    """Return all encodings, those of tokens first. Raise ValueError for another config."""
+def of_tokens(manifest: Manifest) -> List[Described]:
+    """Return the encodings of tokens. Raise ValueError for another config."""
     config = _mapping(manifest.config)
     tokens = _mapping(config.get("tokens", {})).get("encodings", []) or config.get("encodings", [])
-    parts = [*_convert(tokens, List[_Encoding])]
-    parts += (part for attention in attentions(manifest) for part in attention["encodings"])
-    return parts
+    return [*_convert(tokens, List[_Encoding])]
+
+
+def encodings(manifest: Manifest) -> List[Described]:
+    """Return all encodings, those of tokens first. Raise ValueError for another config."""
+    of_layers = (part for attention in attentions(manifest) for part in attention["encodings"])
+    return [*of_tokens(manifest), *of_layers]
 
 
 def _mapping(value: Any) -> Dict[str, Any]:

@@ -478,10 +478,14 @@ def _range(context: Translation, node: Node, *ends: Tensor) -> Tensor:
     start, limit, step = (end.at(()) for end in ends)
     floats = any(isinstance(end, (Score, float)) for end in (start, limit, step))
     first, last, by = (simplified(whole_number(end)) for end in (start, limit, step))
-    if not isinstance(by, int) or by != 1:
-        raise Untranslated("a range with steps")
-    entry = (lambda index: real(first + index[0])) if floats else (lambda index: first + index[0])
-    return Tensor([_larger(last - first, 0)], entry)
+    if not (by > 0 if isinstance(by, int) else context.solver.excludes(by <= 0)):
+        raise Untranslated("a range whose steps may be below 1")
+
+    def entry(index: Index) -> Any:
+        value = first + index[0] * by
+        return real(value) if floats else value
+
+    return Tensor([_larger(_over(last - first + by - 1, by), 0)], entry)
 
 
 def _filled(context: Translation, node: Node, shape: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from posenc_export.runtime.verification import checks
 from posenc_export.runtime.verification.conformance import geometry, suite, trial
 from posenc_export.runtime.verification.conformance.trial import Kernel, Trial, worst
 from tests.runtime.verification.kernels import PRODUCTS, experts, faults
-from tests.tiny import block
+from tests.tiny import block, decoder
 from tests.traces import sources
 
 FAULTS, LISTED = faults(), suite.listed()
@@ -199,6 +199,12 @@ def test_caches_of_few_bits_keep_their_contract(cache: str, tmp_path: Path) -> N
     export(sources(config), target, tmp_path / "made", verify=False, cache=cache, **how)  # type: ignore[arg-type]
     kernels = geometry.kernels(tmp_path / "made", load(tmp_path / "made").manifest)
     assert cache in [dict(kernel.sizes).get("cache") for kernel in kernels.contracts]
+    assert checked(tmp_path / "made").failures == {}
+
+
+def test_rows_of_a_state_in_float32_beside_float16_keep_their_contract(tmp_path: Path) -> None:
+    config = decoder("deberta", max_positions=80)
+    export(sources(config), "ort-cuda", tmp_path / "made", dtype="float16", verify=False)
     assert checked(tmp_path / "made").failures == {}
 
 

@@ -37,7 +37,7 @@ OWN: Dict[str, Tuple[List[np.ndarray], Dict[str, Any]]] = {
     "ConstantOfShape": ([np.array([2, 3])], {}),
     "Mod": ([np.array([-5, 0, 7]), np.array(3)], {}),
     "Pad": ([np.array([[1, 2], [3, 4]]), np.array([0, 1, 2, 0]), np.array(-1)], {}),
-    "Range": ([np.array(2), np.array(9), np.array(1)], {}),
+    "Range": ([np.array(2), np.array(9), np.array(3)], {}),
 }
 
 

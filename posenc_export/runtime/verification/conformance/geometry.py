@@ -208,7 +208,8 @@ class Graph:
             caches = self.manifest.cache or "float"
             return caches if index in (3, 4) else INTEGERS.get(INPUTS[index], "float")
         places = (("RotaryEmbedding", 3), ("TensorScatter", 2), ("CumSum", 0), ("ReduceSum", 0))
-        return "int64" if (node.operator, index) in places else self.element(node.inputs[index])
+        of = 0 if node.operator == "TensorScatter" else index  # tokens are in the type of the state
+        return "int64" if (node.operator, index) in places else self.element(node.inputs[of])
 
     def element(self, name: str) -> str:
         """Return the element type of a value, as far as its node tells; otherwise that of
