@@ -127,10 +127,8 @@ def _check_ends(manifest: Manifest) -> None:
         sizes["tokens.segments"] = tokens.get("segments", 0)
     if kind == "module":
         sizes["outputs"] = config.get("outputs")
-    # Modules that take token ids have no hidden states at an input or output.
-    optional = ("tokens.segments", *(["width"] if kind == "module" and tokens else []))
     for name, number in sizes.items():
-        least = 0 if name in optional else 1
+        least = int(name == "tokens.vocabulary")
         rule = f"config.{name} to be a whole number of at least {least}"
         expect(type(number) is int and least <= number < 2**31, rule, repr(number)[:120])
     source: Any = Value("hidden_states", passed, (B, S, sizes["width"]))

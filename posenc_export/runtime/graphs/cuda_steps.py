@@ -7,7 +7,7 @@ memory or wait for the device. Each thread has its own graphs.
 
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Hashable, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Hashable, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import onnxruntime
@@ -67,50 +67,6 @@ class StepMemory(NamedTuple):
     output: Any
 
 
-class StepInputs:
-    """Graph inputs that are copied to the device together before each run, since each copy waits;
-    feeds are contiguous in the memory of their base. memories: by numbers of rows and tokens.
-    """
-
-    def __init__(self, feeds: Feeds, result: np.ndarray, memories: Dict[Shape, StepMemory]) -> None:
-        blocks = {
-            int(block.ctypes.data): block for block in map(_block, feeds.values())
-        }  # in the order of feeds, which is that of the manifest
-        places, size = {}, 0
-        for at, block in blocks.items():
-            places[at] = size
-            size += -(-block.nbytes // ALIGNMENT) * ALIGNMENT
-        sizes = result.shape[:2]
-        if sizes not in memories or memories[sizes].staged.size != size:
-            staged = np.zeros(size, np.uint8)
-            memories[sizes] = StepMemory(
-                staged,
-                *(
-                    onnxruntime.OrtValue.ortvalue_from_numpy(array, "cuda", 0)
-                    for array in (staged, result)
-                ),
-            )
-        self.memory = memories[sizes]
-        self._pairs: List[Tuple[np.ndarray, np.ndarray]] = [
-            (
-                self.memory.staged[first : first + blocks[at].nbytes].view(blocks[at].dtype),
-                blocks[at].reshape(-1),
-            )
-            for at, first in places.items()
-        ]
-        self.addresses: Dict[str, int] = {}
-        for name, array in feeds.items():
-            at = int(_block(array).ctypes.data)
-            inside = places[at] + int(array.ctypes.data) - at
-            self.addresses[name] = int(self.memory.inputs.data_ptr()) + inside
-
-    def update(self) -> None:
-        """Copy the inputs to the device."""
-        for staged, block in self._pairs:
-            staged[...] = block
-        self.memory.inputs.update_inplace(self.memory.staged)
-
-
 class DeviceSteps:
     """Prepares the steps of a session of ONNX Runtime. captures: whether it has CUDA graphs."""
 
@@ -141,23 +97,47 @@ class DeviceSteps:
         if "slots" in feeds:  # 0, 1, ... T-1, whatever the session
             unchanged["slots"] = self._slots.setdefault(len(feeds["slots"]), feeds["slots"])
         changing = {n: array for n, array in feeds.items() if n not in (*unchanged, ON_HOST)}
-        inputs = StepInputs(changing, result, self._memories)
-        copied = {name: self.copies.address(array) for name, array in unchanged.items()}
-        addresses = {**inputs.addresses, **copied}
+        addresses, update, pointer = self._staged(changing, result)
+        addresses |= {name: self.copies.address(array) for name, array in unchanged.items()}
         shapes = tuple((name, addresses.get(name), array.shape) for name, array in feeds.items())
         # A replay takes the number of the run that was captured
         total = int(feeds[ON_HOST]) if ON_HOST in feeds else 0
-        pointer = int(inputs.memory.output.data_ptr())
         fetch = buffers.to_host(result, pointer)
-
         key = (shapes, total, tuple(states))
         number = self.ids.of(key) if result.shape[1] == 1 else UNCAPTURED
-        return self._launch(bind(addresses, pointer), number, inputs, fetch)
+        return self._launch(bind(addresses, pointer), number, update, fetch)
 
-    def _launch(self, binding: Any, number: int, inputs: StepInputs, fetch: Launch) -> Launch:
+    def _staged(self, feeds: Feeds, result: np.ndarray) -> Tuple[Dict[str, int], Launch, int]:
+        """Return the addresses of inputs and of the output on the device, and a function that
+        copies the inputs there, together, since each copy waits.
+        """
+        places, size = [], 0
+        for array in feeds.values():
+            places.append(slice(size, size + array.nbytes))
+            size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        sizes = result.shape[:2]
+        if sizes not in self._memories or self._memories[sizes].staged.size != size:
+            staged = np.zeros(size, np.uint8)
+            on_device = onnxruntime.OrtValue.ortvalue_from_numpy
+            values = [on_device(array, "cuda", 0) for array in (staged, result)]
+            self._memories[sizes] = StepMemory(staged, *values)
+        memory, first = self._memories[sizes], int(self._memories[sizes].inputs.data_ptr())
+        pairs = [
+            (memory.staged[place].view(array.dtype).reshape(array.shape), array)
+            for place, array in zip(places, feeds.values(), strict=True)
+        ]
+
+        def update() -> None:
+            for staged, array in pairs:
+                staged[...] = array
+            memory.inputs.update_inplace(memory.staged)
+
+        addresses = {name: first + at.start for name, at in zip(feeds, places, strict=True)}
+        return addresses, update, int(memory.output.data_ptr())
+
+    def _launch(self, binding: Any, number: int, update: Launch, fetch: Launch) -> Launch:
         """Return a function that copies inputs, runs or replays a graph, and copies its output."""
-        run, uncaptured = self.session.run_with_iobinding, self.uncaptured
-        update, turn = inputs.update, buffers.TURN
+        run, uncaptured, turn = self.session.run_with_iobinding, self.uncaptured, buffers.TURN
         options = uncaptured if number == UNCAPTURED else _options(number)
 
         def launch() -> None:
