@@ -143,12 +143,11 @@ class Auditor:
 
     def session(self, keep: bool = False, own: bool = False) -> ForeignSession:
         """Return an empty session on the graph: its float32 form, if it has one, unless `own`."""
-        window = self.reference.facts.window
         form = None if own or self.rounding is None else self.rounding.form
         if form is None:
-            return ForeignSession(self.graph.run, self.interface, window, keep)
+            return ForeignSession(self.graph.run, self.interface, keep)
         interface = self.interface.of(form.inputs, form.outputs)
-        return ForeignSession(form.run, interface, window, keep)
+        return ForeignSession(form.run, interface, keep)
 
     def _observed(
         self, cells: Sequence[Cell], accuracy: Accuracy, own: bool = False

@@ -30,7 +30,6 @@ class Facts:
     # Tokens from which on the numbers of a token depend on how many follow it, so that only whole
     # sequences are compared; 0 for none.
     whole: int = 0
-    window: int = 0  # keys of every layer; 0 if there is no window or layers differ
     heads: Tuple[int, int] = (0, 0)  # number and size of the heads of a cache, zeros if unknown
     starts: bool = True  # whether sequences can begin at other positions than 0
     # Whether layers add biases by distance, whose rounding depends on where a sequence begins
@@ -42,7 +41,7 @@ class Facts:
     @property
     def rules(self) -> Tuple[str, ...]:
         """The rules, or that of all layers as it was measured, if nothing limits it."""
-        if self.sees or self.window or any(name.startswith(LIMITED) for name in self.edges):
+        if self.sees or any(name.startswith(LIMITED) for name in self.edges):
             return self.sees or ("",)
         return ("k <= q" if self.causal else "k >= 0",)
 

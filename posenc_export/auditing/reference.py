@@ -1,4 +1,4 @@
-"""Opening what a graph is compared with: exact models, and references of others (modules.py).
+"""Opening what a graph is compared with: checkpoints, and modules and functions (modules.py).
 
 Shapes: as in facts.py.
 """
@@ -22,44 +22,33 @@ from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime.artefact.records import Places
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification import described
 from posenc_export.shared.numerics import tolerance, worst_error
 from posenc_export.shared.refusal import refusal
 
 TRIED = 24  # tokens
-# Encodings whose angles depend on the length of the sequence: the length that they were trained
-# with, unless it is stated
-ORIGINAL = {"rope_dynamic": 2048, "rope_longrope": 4096}
 
 
 class Exact:
-    """A model of this package, or one that it reads. build: returns it, given `max_positions` of
+    """A checkpoint as this package reads it. build: returns it, given `max_positions` of
     from_pretrained.
     """
 
-    def __init__(self, build: Callable[[Optional[int]], Any]) -> None:
+    def __init__(self, build: Callable[[Optional[int]], Published]) -> None:
         self.build, self.model = build, build(None)
         self.read = as_model(self.model)
         self.facts = self._facts()
         self._sessions: Dict[Tuple[bool, int], Session] = {}
 
-    def _built(self, short: bool) -> Any:
+    def _built(self, short: bool) -> Published:
         """Return the model with the factors of LongRoPE for short texts, or those of its range."""
         return self.build(self.facts.whole) if short else self.model
 
     def _facts(self) -> Facts:
         manifest = expected.eager_session(self.read, 8).manifest
-        attentions, places = described.attentions(manifest), manifest.places or Places()
-        specs = [spec for spec in described.encodings(manifest) if spec["name"] in ORIGINAL]
-        originals = [s.get("original_max_positions", ORIGINAL[s["name"]]) for s in specs]
-        if trained := getattr(self.read, "trained", 0):  # of LongRoPE
-            originals = [trained]
-        sizes = {part["sees"].get("size", 0) for part in attentions}
-        heads = [(part["kv_heads"], part["head_size"]) for part in attentions]
-        heads += [(s.axes[1], s.axes[3]) for s in manifest.states if len(s.axes) == 4]
-        # Whose positions transformers counts in the mask, not in position_ids.
-        counted = any(part["sees"]["name"] == "chunk" for part in attentions)
-        counted |= any("//" in rule for rule in places.sees)  # chunks of a module that was read
+        places = manifest.places or Places()
+        heads = [(s.axes[1], s.axes[3]) for s in manifest.states if len(s.axes) == 4]
+        # Of chunks, transformers counts positions in the mask, not in position_ids.
+        counted = any("//" in rule for rule in places.sees)
         depth, reduction = bounds.extent(self.read)
         return Facts(
             width=int(manifest.outputs[0].axes[-1]),
@@ -70,8 +59,7 @@ class Exact:
             edges=edges_of(self.read),
             tolerance=tolerance("float32", depth, reduction),
             depth=depth,
-            whole=min(originals, default=0),
-            window=sizes.pop() if len(sizes) == 1 else 0,
+            whole=self.model.trained,
             heads=heads[0] if heads else (0, 0),
             starts=not counted and self._starts(manifest),
             biased="" in places.sees or any(places.biases),
@@ -79,21 +67,18 @@ class Exact:
         )
 
     def _starts(self, manifest: Manifest) -> bool:
-        """Whether transformers computes a sequence that begins at another position as this model
-        does, tried with numbers.
+        """Whether transformers computes a sequence that begins at another position as it was read,
+        tried with numbers.
         """
-        captured = getattr(self.read, "captured", None)
-        read = None if captured is None else captured.module.module
-        if not isinstance(read, Published) or not read.causal:
-            return True
-        if "position_ids" not in inspect.signature(read.model.forward).parameters:
+        takes = inspect.signature(self.model.model.forward).parameters
+        if not self.model.causal or "position_ids" not in takes:
             return True
         count = min(TRIED, manifest.max_positions // 2)
         start = (manifest.max_positions - count) // 2
-        tokens = np.arange(count)[None] % read.vocabulary
+        tokens = np.arange(count)[None] % self.model.vocabulary
         ours = expected.full_pass(expected.eager_session(self.read, count), tokens, start, None)
         with torch.no_grad():
-            theirs = read(torch.from_numpy(tokens), torch.arange(start, start + count)[None])
+            theirs = self.model(torch.from_numpy(tokens), torch.arange(start, start + count)[None])
         return worst_error(ours, theirs.numpy()) <= 1e-4
 
     def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
@@ -107,12 +92,11 @@ class Exact:
         return expected.full_pass(self._sessions[key], tokens, start, None)
 
     def faulty(self, length: int) -> Iterator[Tuple[Hypothesis, Published]]:
-        """As configurations.with_faults, for `length` tokens; none of a described model."""
-        if isinstance(self.model, Published):
-            yield from configurations.with_faults(self._built(length <= self.facts.whole))
-            for name in ("long", "short") if self.model.trained else ():
-                words = f"the rotation has the {name} factors at every length"
-                yield Hypothesis(f"{name} factors always", words), self._built(name == "short")
+        """As configurations.with_faults, for `length` tokens."""
+        yield from configurations.with_faults(self._built(length <= self.facts.whole))
+        for name in ("long", "short") if self.model.trained else ():
+            words = f"the rotation has the {name} factors at every length"
+            yield Hypothesis(f"{name} factors always", words), self._built(name == "short")
 
     def changed(self, change: Callable[[Any], Any]) -> "Exact":
         """As Reference.changed."""
@@ -130,8 +114,6 @@ def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> f
     Raises:
         ValueError: nothing of this kind.
     """
-    if isinstance(text, torch.nn.Module) and hasattr(text, "attentions"):
-        return Exact(lambda positions: text)
     if callable(text):
         return modules.Called(text, vocabulary, features)
     text = str(text)
@@ -142,7 +124,7 @@ def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> f
     return Exact(functools.partial(_checkpoint, path, not hidden))
 
 
-def _checkpoint(path: Path, head: bool, positions: Optional[int]) -> Any:
+def _checkpoint(path: Path, head: bool, positions: Optional[int]) -> Published:
     """Load a checkpoint; one that states no number of positions gets UNSTATED."""
     try:
         return from_pretrained(path, positions, head=head)

@@ -62,12 +62,11 @@ class ForeignSession:
     Args:
         run: runs the graph.
         interface: what its inputs mean.
-        window: number of keys that a mask of four dimensions shows; 0 for all.
         keep: whether to keep the inputs of every run in `feeds`.
     """
 
-    def __init__(self, run: Run, interface: Interface, window: int = 0, keep: bool = False) -> None:
-        self.run, self.interface, self.window, self.keep = run, interface, window, keep
+    def __init__(self, run: Run, interface: Interface, keep: bool = False) -> None:
+        self.run, self.interface, self.keep = run, interface, keep
         self.reset()
 
     def reset(self) -> None:
@@ -142,7 +141,7 @@ class ForeignSession:
         total = np.concatenate((self.valid, valid), axis=1)
         if self.interface.padding == "right":  # the graph writes behind the tokens of each row
             total = np.arange(past + valid.shape[1]) < (self.count + valid.sum(1))[:, None]
-        feeds = feeds_of(self.interface, tokens, valid, total, self.start + self.count, self.window)
+        feeds = feeds_of(self.interface, tokens, valid, total, self.start + self.count)
         caches = {cache.past.name: self._past(cache, len(valid)) for cache in self.interface.caches}
         if self.keep:
             self.feeds.append(Feeds(feeds, caches, self.source, valid, self.slots))
@@ -264,7 +263,6 @@ def feeds_of(
     valid: np.ndarray,
     total: np.ndarray,
     next_position: np.ndarray,
-    window: int,
 ) -> Dict[str, np.ndarray]:
     """Return the inputs by name.
 
@@ -273,7 +271,6 @@ def feeds_of(
         valid: [B,S], which of them are no padding.
         total: [B,T], which slots hold tokens, those of this call included.
         next_position: position of the first new token of each row [B].
-        window: number of keys that a mask of four dimensions shows; 0 for all.
     """
     past, new = total.shape[1] - valid.shape[1], valid.shape[1]
     positions = np.where(valid, next_position[:, None] + valid.cumsum(1) - 1, 0)
@@ -296,7 +293,7 @@ def feeds_of(
     feeds = {}
     for meaning, value in interface.inputs.items():
         if meaning.startswith("attention_mask"):
-            feeds[value.name] = _mask(value, total, new, interface.capacity, window)
+            feeds[value.name] = _mask(value, total, new, interface.capacity)
         else:
             feeds[value.name] = _shaped(numbers[meaning.split(" ")[0]], value, len(valid))
     return feeds
@@ -317,7 +314,7 @@ def _shaped(numbers: np.ndarray, value: Value, rows: int) -> np.ndarray:
     return numbers.astype(value.held, order="C")  # a scalar stays one
 
 
-def _mask(value: Value, total: np.ndarray, new: int, capacity: int, window: int) -> np.ndarray:
+def _mask(value: Value, total: np.ndarray, new: int, capacity: int) -> np.ndarray:
     """Return the mask [B,T], or [B,1,S,T] with causality, in the dtype of the input."""
     length = value.axes[-1] if isinstance(value.axes[-1], int) else 0
     slots = max(length, total.shape[1])
@@ -327,10 +324,7 @@ def _mask(value: Value, total: np.ndarray, new: int, capacity: int, window: int)
     visible[:, : total.shape[1]] = total
     if len(value.axes) == 4:
         query, key = np.arange(total.shape[1] - new, total.shape[1])[:, None], np.arange(slots)
-        seen = key <= query
-        if window:
-            seen &= key > query - window
-        visible = (visible[:, None] & seen)[:, None]
+        visible = (visible[:, None] & (key <= query))[:, None]
         # A query of padding that sees nothing would be a division of zero by zero.
         visible |= (key == query) & ~visible.any(-1, keepdims=True)
     if value.whole or value.dtype == "bool" or len(value.axes) == 2:

@@ -73,7 +73,7 @@ def test_inputs_of_transformers_exporter_are_understood(caches: str) -> None:
     read = interface(inputs, outputs, unread=[inputs[3].name])
     assert [cache.present for cache in read.caches] == [outputs[2].name, outputs[1].name]
     ones = np.ones((2, 3), bool)
-    feeds = feeds_of(read, ones.astype(np.int64), ones, ones, np.zeros(2, np.int64), 0)
+    feeds = feeds_of(read, ones.astype(np.int64), ones, ones, np.zeros(2, np.int64))
     assert feeds[inputs[3].name].shape == () and feeds[inputs[3].name] == 0
 
 

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from msgspec.structs import replace
 
-from posenc_export import audit, block_config
+from posenc_export import audit
 from posenc_export.auditing.modules import Called
 from posenc_export.auditing.reference import open_reference
-from posenc_export.models.presets import seeded
 from tests.auditing import families
 from tests.auditing.graphs import exported, model_of
 
@@ -56,13 +54,6 @@ def test_other_starts_are_compared_if_transformers_computes_them(
 def test_another_checkpoint_is_wrong_from_the_first_token(folder: Path) -> None:
     result = audit(folder / "model.onnx", model_of("llama", seed=2), quick=True)
     assert result.verdict == "wrong" and result.cause == "everywhere", result.sentence
-
-
-def test_a_described_model_states_its_facts() -> None:
-    config = block_config(32, 4, 64, encoding="alibi", kv_heads=2)
-    chunks = replace(config.attention, sees={"name": "chunk", "size": 8})
-    facts = open_reference(seeded(replace(config, attention=chunks)), False, 0, 32).facts
-    assert (facts.starts, facts.window, facts.heads) == (False, 8, (2, 8)) and facts.biased
 
 
 class Encoder(torch.nn.Module):

@@ -56,12 +56,6 @@ def of_tokens(manifest: Manifest) -> List[Described]:
     return [*_convert(tokens, List[_Encoding])]
 
 
-def encodings(manifest: Manifest) -> List[Described]:
-    """Return all encodings, those of tokens first. Raise ValueError for another config."""
-    of_layers = (part for attention in attentions(manifest) for part in attention["encodings"])
-    return [*of_tokens(manifest), *of_layers]
-
-
 def _mapping(value: Any) -> Dict[str, Any]:
     return _convert(value, Dict[str, Any])
 
