@@ -27,7 +27,6 @@ from bench import marked
 from bench.audit_exporters import EXPORTERS
 from posenc_export.auditing import audit
 from posenc_export.shared import json_rows
-from posenc_export.shared.tables import markdown
 from tests.auditing import families
 from tests.auditing.exporter_faults import OF_CHECKPOINTS, OF_GRAPHS
 
@@ -116,7 +115,7 @@ def _faults(rows: Sequence[Dict[str, Any]], names: Sequence[str]) -> str:
     names, lines = [name for name in names if name in tried], []
     for fault, planted in (*OF_CHECKPOINTS.items(), *OF_GRAPHS.items()):
         lines.append([fault, planted.family, *(cells.get((fault, name), "-") for name in names)])
-    return markdown(["fault", "family", *names], lines)
+    return marked.markdown(["fault", "family", *names], lines)
 
 
 def table(rows: Sequence[Dict[str, Any]]) -> str:
@@ -131,7 +130,7 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
     known = {row["exporter"]: row["versions"].items() for row in rows if "versions" in row}
     versions = {name: ", ".join(f"{k} {v}" for k, v in pairs) for name, pairs in known.items()}
     return marked.text("audit").format(
-        table=markdown(["family", *names], lines),
+        table=marked.markdown(["family", *names], lines),
         faults=_faults(planted, names),
         wrong="\n".join(map(_wrong, wrong)) or "None.",
         versions="\n".join(f"- {name}: {text}" for name, text in versions.items()),

@@ -18,7 +18,6 @@ from posenc_export.benchmark.peers.llama_cpp import LlamaCppSession
 from posenc_export.commands.cli import main as posenc
 from posenc_export.runtime import load
 from posenc_export.shared import json_rows
-from posenc_export.shared.tables import markdown
 
 PAGE, RESULTS = Path("docs/fewer-bits.md"), Path("bench/results/bits.json")
 FORMATS = ("float32", "int8", "int8-32", "int4", "int4-128", "keep")
@@ -94,7 +93,7 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
         size = f"{row['bytes'] / 1e6:.0f}" if "bytes" in row else ""
         loss = f"{row['perplexity']:.3f}" if "perplexity" in row else ""
         lines.append([row["weights"], size, loss, *shares])
-    return markdown(HEADS, lines)
+    return marked.markdown(HEADS, lines)
 
 
 def main() -> None:

@@ -24,7 +24,6 @@ from posenc_export.runtime import load
 from posenc_export.runtime.verification import indices
 from posenc_export.runtime.verification.claims import OPEN
 from posenc_export.shared import json_rows
-from posenc_export.shared.tables import markdown
 
 PAGE, RESULTS = Path("docs/reliability.md"), Path("bench/results/claims.json")
 TARGETS = ("onnx", "onnx-static", "ort", "ort-native", "pt2")
@@ -99,7 +98,7 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
         reasons = {why for row in own for why in row["open"].values()}
         texts = sorted(why.removeprefix(OPEN) for why in reasons)
         lines.append([name, *map(_cell, by_target), "; ".join(texts)])
-    return markdown(["encoding", *targets, "why not"], lines)
+    return marked.markdown(["encoding", *targets, "why not"], lines)
 
 
 def _cell(rows: List[Dict[str, Any]]) -> str:

@@ -26,7 +26,6 @@ from posenc_export.models.presets import load_preset
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.shared import json_rows
-from posenc_export.shared.tables import markdown
 
 PRESETS = ("tiny-rope", "tiny-alibi")
 ONNX, BOTH = ("onnx", "onnx-static", "ort"), ("positions", "mask")
@@ -131,7 +130,7 @@ def table(rows: Sequence[Row]) -> str:
         lines.append([name, own[0]["version"], signatures, *cells])
     heads = ["runtime", "version", "signature", *(f"`{target}`" for target in targets)]
     text = marked.text("clients").format(bytes=len(PROMPT), tokens=COUNT)
-    return f"{text}{markdown(heads, lines)}\n"
+    return f"{text}{marked.markdown(heads, lines)}\n"
 
 
 def _cell(rows: Sequence[Row]) -> str:

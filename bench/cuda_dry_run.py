@@ -7,7 +7,6 @@ from typing import Any, Callable, Dict, List, Sequence
 
 from bench import marked
 from posenc_export.shared import json_rows
-from posenc_export.shared.tables import markdown
 
 TOP = Path(__file__).parents[1]
 JSON, PAGE = TOP / "bench/results/cuda_dry_run.json", TOP / "docs/runtimes/cuda-dry-run.md"
@@ -43,7 +42,7 @@ def page(rows: Sequence[Dict[str, Any]]) -> str:
     written = marked.text("cuda-dry-run").format(
         layers=_layers({row["name"]: row for row in rows}),
         kinds=_kinds(rows),
-        models=markdown([*SHOWN.values(), "remarks"], models),
+        models=marked.markdown([*SHOWN.values(), "remarks"], models),
     )
     reasons = [f"- {', '.join(names)}: {reason}\n" for reason, names in refused.items()]
     return "".join([written, "\nExport refuses these models:\n\n" if reasons else "", *reasons])
@@ -71,7 +70,7 @@ def _kinds(rows: Sequence[Dict[str, Any]]) -> str:
     for kind in dict.fromkeys(row["kind"] for row in rows):
         of_kind = [row for row in rows if row["kind"] == kind]
         lines.append([kind, *(sum(map(count, of_kind)) for count in columns.values())])
-    return markdown(["models", *columns], lines)
+    return marked.markdown(["models", *columns], lines)
 
 
 def _layers(rows: Dict[str, Dict[str, Any]]) -> str:
@@ -81,7 +80,9 @@ def _layers(rows: Dict[str, Dict[str, Any]]) -> str:
         deep, flat = (rows[name + layers] for layers in DEPTH)
         launches = f"{(deep['launches'] - flat['launches']) / 10:.1f}"
         lines.append([name, launches, deep["us"], deep["replayed_us"]])
-    return markdown(["12 layers of width 768", "launches per layer", "us", "us replayed"], lines)
+    return marked.markdown(
+        ["12 layers of width 768", "launches per layer", "us", "us replayed"], lines
+    )
 
 
 def _line(row: Dict[str, Any]) -> List[Any]:

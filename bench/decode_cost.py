@@ -8,8 +8,6 @@ each of ROUNDS rounds, every block takes BURST steps in turn with the block with
 gives one ratio of medians, which does not depend on what the machine did between two encodings.
 Each block has a session without an encoding of its own: one that all share would have its cached
 keys in the processor's caches more often.
-
-The times of the attention operator alone (bench/attention_kernels.py of commit dc58e7a) are kept.
 """
 
 import argparse
@@ -110,10 +108,8 @@ def main() -> None:
         )
         print(f"{row['encoding']:20} {'  '.join(steps)}", flush=True)
     if options.json:
-        before = json_rows.read(options.json, {})
         how = {"width": WIDTH, "heads": HEADS, "target": options.target}
         how |= {"threads": 1, "rounds": ROUNDS}
-        how |= {key: before[key] for key in ("kernels",) if key in before}
         json_rows.write(options.json, {**how, **results})
 
 

@@ -15,11 +15,6 @@ def page(cost: Mapping[str, Any]) -> str:
         contexts=" and ".join(contexts),
         cheap=sum(all(median < 1.1 for median, _, _ in row["over_plain"].values()) for row in rows),
         count=len(rows),
-        keys=contexts[-1],
-        kernels="\n".join(
-            f"| {row['use']} | {row['microseconds']:.0f} us | {row['over_alone']:.2f} |"
-            for row in cost["kernels"]
-        ),
         times=" and ".join(f"{time:.0f} us with {keys} keys" for keys, time in plain),
     )
 

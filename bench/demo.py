@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.train import LENGTH
 from posenc_export.benchmark import run
 from posenc_export.commands.terminal import Progress, show, summary
 from posenc_export.export import Sources, export
 from posenc_export.export.targets import runnable
-from posenc_export.models.presets import TRAINED_LENGTH, load_preset
+from posenc_export.models.presets import load_preset
 from posenc_export.runtime import load
 from posenc_export.runtime.graphs import cuda
 
@@ -44,12 +45,12 @@ def main(folder: Path) -> None:
     progress.close()
     show(rows)
     text = Path(calendar.__file__).read_bytes()  # not in the training data (models/training.py)
-    for name, length in (("tiny-rope", TRAINED_LENGTH - TOKENS), ("tiny-alibi", PROMPT)):
+    for name, length in (("tiny-rope", LENGTH - TOKENS), ("tiny-alibi", PROMPT)):
         session = load(folder / name / "ort").session()
         prompt = np.frombuffer(text[:length], np.uint8).astype(np.int64)[None]
         ids = session.generate(prompt, TOKENS, temperature=0.4, top_k=8)
         generated = [int(token[0]) for token in ids]
-        now = f"now at position {int(session.position[0])} (trained to {TRAINED_LENGTH})"
+        now = f"now at position {int(session.position[0])} (trained to {LENGTH})"
         print(f"\n--- {name} continues calendar.py from byte {length}, {now}")
         parts = (text[max(0, length - 120) : length], bytes(generated))
         print("│".join(part.decode(errors="replace") for part in parts))

@@ -8,7 +8,6 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 from bench import marked
 from posenc_export.runtime.artefact.certificate import format_worst_error
 from posenc_export.shared import json_rows
-from posenc_export.shared.tables import markdown
 
 TOP = Path(__file__).parents[1]
 RESULTS, PAGE = TOP / "bench/results/gpu.json", TOP / "docs/runtimes/cuda.md"
@@ -91,7 +90,7 @@ def _times(names: Sequence[str], figures: Sequence[str], rows: Sequence[Row]) ->
 
 
 def _table(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
-    return markdown(head, lines) + "\n"
+    return marked.markdown(head, lines) + "\n"
 
 
 SECTIONS: Dict[str, Tuple[str, Callable[[Sequence[Row]], str]]] = {

@@ -2,11 +2,10 @@
 
 import functools
 import json
-import os
 import statistics
 import subprocess
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, Tuple
+from typing import Any, Callable, Dict, Iterator, Tuple
 
 import numpy as np
 
@@ -21,25 +20,14 @@ ROWS = (1, 4, 16, 64)
 CAPACITY = 8192  # tokens of the caches, for several rows CAPACITY / 16
 PROMPTS, STEPS, WARM = 10, 64, 16  # timed prompts, timed steps, and calls before them
 OURS, GENAI, COMPILED = "ort-cuda", "onnxruntime-genai", "transformers, torch.compile"
-# What differs from `load` and `prefill` as users call them: sdpa_kernel of the provider ("0": its
-# choice), whether steps are captured, tokens of a chunk, and whether steps of heads of
-# 64, 128 and 256 use the kernel XQA, which needs two launches more than flash attention.
-CONTESTANTS: Mapping[str, Mapping[str, Any]] = {
-    OURS: {},
-    f"{OURS}, capture=False": {"capture": False},
-    f"{OURS}, attention of the provider's choice": {"sdpa": "0"},
-    f"{OURS}, attention of the provider's choice, capture=False": {"sdpa": "0", "capture": False},
-    f"{OURS}, one chunk": {"chunk": CAPACITY},
-    f"{OURS}, without XQA": {"xqa": "0"},
-    GENAI: {},
-}
+CAPTURE = {OURS: True, f"{OURS}, capture=False": False}  # contestants of ours
 FORMATS = {"float16": None, "int4": "int4"}
 # Arguments of `prompts` and of `steps` in a round.
-PROMPTING = [(name, n) for name in CONTESTANTS if "XQA" not in name for n in CONTEXTS]
+PROMPTING = [(name, n) for name in (*CAPTURE, GENAI) for n in CONTEXTS]
 STEPPING = [
     (name, weights, rows)
     for rows in ROWS
-    for name in (OURS, f"{OURS}, without XQA", GENAI, COMPILED)
+    for name in (OURS, GENAI, COMPILED)
     for weights in (FORMATS if name in (OURS, GENAI) else ("float16",))
 ]
 # The measured decoder: Llama's architecture.
@@ -124,18 +112,15 @@ def _opened(name: str, weights: str, rows: int, folder: Path, rehearse: bool) ->
         return _compiled(folder, rows, capacity, "cpu" if rehearse else "cuda")
     if name == GENAI:
         return _genai(folder, weights, rows, capacity)
-    return _ours(folder / weights, rows, capacity, rehearse, CONTESTANTS[name])
+    return _ours(folder / weights, rows, capacity, rehearse, CAPTURE[name])
 
 
-def _ours(folder: Path, rows: int, capacity: int, rehearse: bool, how: Mapping[str, Any]) -> Opened:
+def _ours(folder: Path, rows: int, capacity: int, rehearse: bool, capture: bool) -> Opened:
     """Open an artefact. Wrong outputs fail, except in a rehearsal."""
-    cuda.OPTIONS["sdpa_kernel"] = how.get("sdpa", cuda.OPTIONS["sdpa_kernel"])
-    os.environ["ORT_ENABLE_XQA"] = how.get("xqa", "1")
     provider = "cuda" if not rehearse or cuda.obstacle() is None else "cpu"
-    model = load(folder, provider, check=not rehearse, capture=how.get("capture", True))
+    model = load(folder, provider, check=not rehearse, capture=capture)
     session, token = model.session(batch=rows, capacity=capacity), np.zeros(rows, np.int64)
-    chunk = {"chunk": how["chunk"]} if "chunk" in how else {}
-    prompt = functools.partial(session.prefill, logits_to_keep=1, **chunk)
+    prompt = functools.partial(session.prefill, logits_to_keep=1)
 
     def opened() -> Calls:
         session.reset()

@@ -1,6 +1,9 @@
-"""Texts of generated pages, and parts of others between <!-- NAME --> and <!-- end of NAME -->."""
+"""Texts and tables of generated pages, and parts of others between <!-- NAME --> and <!-- end of
+NAME -->.
+"""
 
 from pathlib import Path
+from typing import Any, Iterable, Sequence
 
 TEXTS = Path(__file__).parent / "texts"
 
@@ -8,6 +11,12 @@ TEXTS = Path(__file__).parent / "texts"
 def text(page: str) -> str:
     """Return the text of a generated page, with places for what is measured."""
     return (TEXTS / f"{page}.md").read_text(encoding="utf-8")
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a table in Markdown."""
+    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (heads, *rows)]
+    return "\n".join([lines[0], f"|{'---|' * len(heads)}", *lines[1:]])
 
 
 def replace(page: Path, name: str, content: str) -> None:

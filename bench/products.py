@@ -22,7 +22,6 @@ from posenc_export.runtime.graphs.kernel_library import DOMAIN, PRODUCT
 from posenc_export.runtime.graphs.onnx_nodes import Nodes
 from posenc_export.runtime.graphs.onnx_parts import constant, new_node, serialised
 from posenc_export.shared import json_rows
-from posenc_export.shared.tables import markdown
 
 PAGE, RESULTS = Path("docs/runtimes/native.md"), Path("bench/results/products.json")
 DOMAINS = ("com.microsoft", DOMAIN)
@@ -79,7 +78,7 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
         name = f"{part[0]['size'][0]} to {part[0]['size'][1]}, {part[0]['bits']} bits"
         lines.append([f"{name} in blocks of {part[0]['block']}", f"{own[0]:.0f}", *ratios, steps])
     more = ", ".join(map(str, ROWS[1:]))
-    return markdown(["product", "us, 1 row", *heads, f"{more} rows over 1"], lines)
+    return marked.markdown(["product", "us, 1 row", *heads, f"{more} rows over 1"], lines)
 
 
 def main() -> None:

@@ -44,7 +44,6 @@ from posenc_export.runtime.artefact.certificate import bound_of
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared import json_rows
 from posenc_export.shared.progress import Steps, silent
-from posenc_export.shared.tables import markdown
 
 DEPTHS = (2, 12, 32)
 # Targets of formats; others have `ort`.
@@ -202,7 +201,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         tried.setdefault((row["ruin"], row["format"]), []).append(row)
     names = [ruin.name for ruin in (*RUINS, *STAGE_RUINS)]
     lines = [[name, *(_parts_of(tried.get((name, f), ())) for f in formats)] for name in names]
-    return markdown(["ruin", *formats], lines) + "\n"
+    return marked.markdown(["ruin", *formats], lines) + "\n"
 
 
 def _parts_of(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -11,7 +11,6 @@ from posenc_export.benchmark.report import Report, duration
 from posenc_export.benchmark.results import BUSY, Row
 from posenc_export.catalogue.waves import COLOURS
 from posenc_export.shared import json_rows
-from posenc_export.shared.tables import markdown
 
 TITLES = {
     "block": "A block of width 512 with 8 heads",
@@ -58,7 +57,7 @@ def summary(reports: Reports) -> str:
     for part, contestant, description, weights in SUMMARY:
         spreads = [ratio(reports[part], tokens, contestant) for tokens in CONTEXTS]
         lines.append([description, *map(_interval, spreads), quality.get(weights, "")])
-    return markdown(heads, lines)
+    return marked.markdown(heads, lines)
 
 
 def _interval(spread: Optional[Spread]) -> str:
@@ -147,7 +146,7 @@ def _part(report: Report) -> str:
     names = dict.fromkeys(row.contestant for row in report.rows)
     lines = [[name, *(cells.get((name, *work), "") for work in works)] for name in names]
     heads = ["contestant", *(f"{phase} {tokens}" for phase, tokens in works)]
-    return f"{said}\n\n{markdown(heads, lines)}"
+    return f"{said}\n\n{marked.markdown(heads, lines)}"
 
 
 def _cell(row: Row) -> str:

@@ -10,11 +10,12 @@ import torch
 
 from bench import presets
 from posenc_export.commands.terminal import Progress
-from posenc_export.models.presets import PRESETS, TRAINED_LENGTH, load_preset
+from posenc_export.models.presets import PRESETS, load_preset
 from posenc_export.models.stack import Stack
 from posenc_export.models.training import bits_per_byte, fit, initialise, python_source
 from posenc_export.shared.preset_folders import SOURCE_TREE
 
+LENGTH = 256  # tokens (bytes) of a text in training
 PLACES = 400  # of held-out text whose bits are averaged
 
 if __name__ == "__main__":
@@ -34,8 +35,7 @@ if __name__ == "__main__":
     decoder = load_preset(options.name).train() if options.resume else Stack(PRESETS[options.name])
     if not options.resume:
         initialise(decoder)
-    fit(decoder, train, options.steps, TRAINED_LENGTH, options.rate, Progress())
+    fit(decoder, train, options.steps, LENGTH, options.rate, Progress())
     presets.write(options.name, decoder.eval(), SOURCE_TREE)
-    length = TRAINED_LENGTH
-    bits = bits_per_byte(decoder, held_out, length, PLACES, length, length)
+    bits = bits_per_byte(decoder, held_out, LENGTH, PLACES, LENGTH, LENGTH)
     print(f"held out {bits:.3f} bits per byte")

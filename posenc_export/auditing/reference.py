@@ -46,7 +46,7 @@ class Exact:
     def _facts(self) -> Facts:
         manifest = expected.eager_session(self.read, 8).manifest
         places = manifest.places or Places()
-        heads = [(s.axes[1], s.axes[3]) for s in manifest.states if len(s.axes) == 4]
+        heads = [(int(s.axes[1]), int(s.axes[3])) for s in manifest.states if len(s.axes) == 4]
         # Of chunks, transformers counts positions in the mask, not in position_ids.
         counted = any("//" in rule for rule in places.sees)
         depth, reduction = bounds.extent(self.read)

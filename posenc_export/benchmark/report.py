@@ -47,8 +47,6 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
     # Whether threads of OpenMP slept while they waited for each other, because the machine was busy
     # at the start
     sleeping_threads: bool = False
-    # Content of prompts; all tokens are equal, since the cost of a call does not depend on values
-    token_values: str = "token id 1, or 0.5 in every hidden state"
     schema: int = SCHEMA
     date: str = ""  # of the run, YYYY-MM-DD; as the next two empty in results of earlier versions
     baseline: str = ""  # the contestant to which ratios are relative; empty for the fastest

@@ -51,7 +51,7 @@ def draw(spec: Mapping[str, Any], view: View = View()) -> Any:
     """
     from matplotlib.figure import Figure
 
-    scene, weights = _scene(spec, view)
+    scene, weights = scene_of(spec, view)
     drawn = panels(scene)
     rows, columns = -(-len(drawn) // ACROSS), min(len(drawn), ACROSS)
     figure = Figure(figsize=(4.4 * columns, 3.2 * rows), layout="constrained")
@@ -64,25 +64,7 @@ def draw(spec: Mapping[str, Any], view: View = View()) -> Any:
     return figure
 
 
-def draw_small(name: str) -> Any:
-    """Draw one panel of an encoding with its name, without a legend, for the gallery."""
-    from matplotlib.figure import Figure
-
-    scene, _ = _scene({"name": name}, View(distance=127, positions=64))
-    figure = Figure(figsize=(2.3, 1.9), layout="constrained")
-    axes = figure.add_subplot()
-    chosen = 0 if overrides(scene.encoding, "embed", "embed_next") else -1
-    panels(scene)[chosen][1](axes, scene)
-    for scale_of_colours in figure.axes[1:]:
-        scale_of_colours.remove()
-    axes.legend_ = None
-    axes.locator_params(nbins=3)
-    axes.tick_params(labelsize=8)
-    axes.set_title(name, fontsize=10)
-    return figure
-
-
-def _scene(spec: Mapping[str, Any], view: View) -> Tuple[Scene, str]:
+def scene_of(spec: Mapping[str, Any], view: View) -> Tuple[Scene, str]:
     """Return what is drawn, and a description of its weights; "" if nothing is trained."""
     encoding, geometry, weights = build_for_picture(spec, view.geometry)
     return Scene(encoding, spec, geometry, view.distance, view.positions), weights

@@ -23,7 +23,6 @@ MODELS: Dict[Type[Any], Type[Any]] = {BlockConfig: AttentionBlock, StackConfig: 
 # File beside the artefacts: parameters of encodings that a graph does not hold, because the
 # optimizer of the exporter computes with them. Names are PRESET/PARAMETER.
 FOLDED = "folded.safetensors"
-TRAINED_LENGTH = 256  # tokens (bytes) of context in training
 
 
 def small(encoding: Mapping[str, Any], positions: int = 2048) -> StackConfig:

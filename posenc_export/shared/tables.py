@@ -1,8 +1,8 @@
-"""Tables: plain text with aligned columns, whose cells are wrapped, and Markdown."""
+"""Tables of plain text with aligned columns, whose cells are wrapped."""
 
 import textwrap
 from itertools import zip_longest
-from typing import Any, Iterable, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
 WIDTH = 100  # largest line length of tables on a terminal
 GAP = "  "
@@ -36,12 +36,6 @@ def aligned(
             ]
             lines.append(GAP.join(padded).rstrip())
     return lines
-
-
-def markdown(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a table in Markdown."""
-    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (heads, *rows)]
-    return "\n".join([lines[0], f"|{'---|' * len(heads)}", *lines[1:]])
 
 
 def _fitted(table: Sequence[Sequence[str]], width: Optional[int]) -> List[int]:

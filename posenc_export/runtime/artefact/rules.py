@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import msgspec
 
@@ -121,7 +121,7 @@ def _check_ends(manifest: Manifest) -> None:
     one_of("config.max_positions", config.get("max_positions"), manifest.max_positions)
     tokens: Any = {} if kind == "block" else config.get("tokens")
     expect(isinstance(tokens, dict), "config.tokens to be an object", _text(tokens))
-    sizes = {"width": config.get("width")}
+    sizes: Dict[str, Any] = {"width": config.get("width")}
     if tokens or kind in ("decoder", "encoder"):
         sizes["tokens.vocabulary"] = tokens.get("vocabulary")
         sizes["tokens.segments"] = tokens.get("segments", 0)
@@ -139,7 +139,7 @@ def _check_ends(manifest: Manifest) -> None:
     columns = R if manifest.decodes and manifest.input("logits_index") is not None else S
     outputs = [Value(name, passed, (B, columns, size)) for name in OUTPUTS[kind]]
     one_of("outputs[0]", manifest.outputs[0], *outputs)
-    readout = config.get("readout")
+    readout: Any = config.get("readout")
     described = isinstance(readout, dict) and manifest.encodes and not manifest.states
     rule = "a second output exactly for a model without caches, with config.readout"
     expect(described == (len(manifest.outputs) == 2), rule, f"{len(manifest.outputs)} outputs")

@@ -196,7 +196,13 @@ class Claims:
             axes = [str(size) if axis == "a" else axis for axis, size in pairs]
         windowed, sinks = not {"w", "w+"}.isdisjoint(axes), not {"t+", "w+"}.isdisjoint(axes)
         axes = ["t" if axis in ("w", "t+", "w+") else axis for axis in axes]
-        names = {"b": call.row, "s": call.column, "t": call.slot, "r": call.token, "1": 0}
+        names: Dict[str, Any] = {
+            "b": call.row,
+            "s": call.column,
+            "t": call.slot,
+            "r": call.token,
+            "1": 0,
+        }
         names["t"] = call.slot + 1 if sinks else call.slot
         if "a" in axes:
             names["a"] = call.plane
@@ -266,7 +272,7 @@ class Claims:
 
     def _layers(self, layers: Sequence[int]) -> List[Tuple[int, Sequence[str]]]:
         """Return some layers, or all if there are none of them, with the rows that they declare."""
-        known = [*enumerate(self.places.rows)]
+        known: List[Tuple[int, Sequence[str]]] = [*enumerate(self.places.rows)]
         return [pair for pair in known if pair[0] in layers] or known
 
     def _silent(self, layers: Sequence[int]) -> bool:

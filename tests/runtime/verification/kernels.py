@@ -34,7 +34,6 @@ from posenc_export.runtime.verification.conformance.trial import (
     opened,
     worst,
 )
-from posenc_export.shared.tables import markdown
 from tests.reading import own_modules
 from tests.runtime.verification.test_indices import MASKS
 from tests.tiny import block, encoder, works
@@ -262,7 +261,7 @@ def main() -> None:
     listed = b",\n".join(msgspec.json.encode(kernel) for kernel in of_models())
     suite.LISTED.write_bytes(b"[\n" + listed + b"\n]\n")
     lines = [[name, f.kernel.operator, f"{f.error():.0e}"] for name, f in faults().items()]
-    content = markdown(["fault in a kernel", "operator", "error / bound"], lines)
+    content = marked.markdown(["fault in a kernel", "operator", "error / bound"], lines)
     marked.replace(PAGE, "ruined kernels", f"{content}\n")
 
 
