@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from typing import Any, List, Sequence, Set, Tuple
+from typing import Any, Collection, Iterable, List, Sequence, Set, Tuple
 
 import pytest
 
@@ -17,6 +17,19 @@ def combinations(
     return [
         pytest.param(*case, marks=[] if case in taken else [pytest.mark.exhaustive])
         for case in itertools.product(*axes)
+    ]
+
+
+def choice(cases: Iterable[Any], quick: Collection[Any]) -> List[Any]:
+    """Return cases, each a value or a tuple of values, as parameters. Those that are not in `quick`
+    are exhaustive.
+    """
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            marks=[] if case in quick else [pytest.mark.exhaustive],
+        )
+        for case in cases
     ]
 
 

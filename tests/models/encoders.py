@@ -27,12 +27,8 @@ RELATIVE = {
 # Settings of each model that differ from SIZES. The first word of a name is the model type.
 MODELS: Dict[str, Dict[str, Any]] = {
     "bert": {"type_vocab_size": 3},
-    "bert other": {"type_vocab_size": 1, "hidden_act": "gelu_new", "num_attention_heads": 6,
-        "num_hidden_layers": 3, "layer_norm_eps": 1e-3},
     "roberta": {"type_vocab_size": 1},
     "roberta other": {"type_vocab_size": 2, "pad_token_id": 4, "hidden_act": "relu"},
-    "xlm-roberta": {"type_vocab_size": 1},
-    "camembert": {"type_vocab_size": 1},
     "mpnet": {"max_position_embeddings": 300},
     "modernbert": LOCAL,
     "modernbert other": {
@@ -52,26 +48,21 @@ MODELS: Dict[str, Dict[str, Any]] = {
     "t5": {"d_kv": 16, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20},
     "t5 gated": {"d_kv": 8, "num_attention_heads": 3, "feed_forward_proj": "gated-gelu",
         "layer_norm_eps": 1e-3, "num_hidden_layers": 3},
-    "mt5": {"d_kv": 12},
     "electra": {"type_vocab_size": 2, "embedding_size": 48},
     "distilbert": {"activation": "relu"},
 }  # fmt: skip
 CONFIGS = {
-    "bert": "BertConfig", "roberta": "RobertaConfig", "xlm-roberta": "XLMRobertaConfig",
-    "camembert": "CamembertConfig", "mpnet": "MPNetConfig", "modernbert": "ModernBertConfig",
-    "roformer": "RoFormerConfig", "electra": "ElectraConfig", "distilbert": "DistilBertConfig",
-    "deberta-v2": "DebertaV2Config", "t5": "T5Config", "mt5": "MT5Config",
+    "bert": "BertConfig", "roberta": "RobertaConfig", "mpnet": "MPNetConfig",
+    "modernbert": "ModernBertConfig", "roformer": "RoFormerConfig", "electra": "ElectraConfig",
+    "distilbert": "DistilBertConfig", "deberta-v2": "DebertaV2Config", "t5": "T5Config",
 }  # fmt: skip
 # For types with other key names, the key in the config of the type; None if there is none.
 KEYS: Dict[str, Dict[str, Any]] = {
     "modernbert": {"layer_norm_eps": None},
-    **{
-        name: {
-            "hidden_size": "d_model", "num_attention_heads": "num_heads",
-            "num_hidden_layers": "num_layers", "intermediate_size": "d_ff",
-            "max_position_embeddings": "n_positions", "layer_norm_eps": "layer_norm_epsilon",
-        }
-        for name in ("t5", "mt5")
+    "t5": {
+        "hidden_size": "d_model", "num_attention_heads": "num_heads",
+        "num_hidden_layers": "num_layers", "intermediate_size": "d_ff",
+        "max_position_embeddings": "n_positions", "layer_norm_eps": "layer_norm_epsilon",
     },
     "distilbert": {
         "hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers",
@@ -80,7 +71,7 @@ KEYS: Dict[str, Dict[str, Any]] = {
 }  # fmt: skip
 
 # transformers' encoder class for types whose base model includes a decoder.
-ALONE = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel"}
+ALONE = {"t5": "T5EncoderModel"}
 
 
 def described(name: str) -> Any:

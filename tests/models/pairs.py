@@ -12,7 +12,6 @@ import torch
 import transformers
 
 from posenc_export import from_pretrained
-from posenc_export.export.expected import eager_session
 from posenc_export.runtime import Session
 
 SOURCES = 13  # tokens of the longest source
@@ -149,7 +148,13 @@ def saved(name: str, folder: Path) -> Tuple[Peer, Any, List[np.ndarray]]:
     """
     peer = Peer(made(name), untied=name == "t5 both parts, untied")
     peer.save_pretrained(folder)
-    (read, mask), encoder = inputs(), eager_session(from_pretrained(folder, part="encoder"))
-    encoded = encoder.prefill(read, attention_mask=mask)
-    rows = [row[seen == 1] for row, seen in zip(encoded, mask, strict=True)]
-    return peer, from_pretrained(folder, part="decoder"), rows
+    return peer, from_pretrained(folder, part="decoder"), encoded(folder)
+
+
+def encoded(folder: Path) -> List[np.ndarray]:
+    """Return the outputs of our encoder for each row [q,N]."""
+    encoder, ids = from_pretrained(folder, part="encoder"), torch.from_numpy(inputs()[0])
+    with torch.no_grad():
+        return [
+            encoder(row[None, :length])[0].numpy() for row, length in zip(ids, LENGTHS, strict=True)
+        ]

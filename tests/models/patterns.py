@@ -204,7 +204,7 @@ def _positions(peer: Any, mask: np.ndarray) -> Dict[str, np.ndarray]:
         return {"position_ids": counted}
     return (
         {"position_ids": counted + peer.config.pad_token_id + 1}
-        if family in ("roberta", "xlm-roberta", "camembert", "layoutlmv3")
+        if family in ("roberta", "layoutlmv3")
         else {}
     )
 

@@ -12,22 +12,22 @@ import torch
 
 from posenc_export.commands.model_argument import checkpoint
 from posenc_export.export.expected import eager_session
+from posenc_export.export.read_module import as_model
 from posenc_export.models.pretrained import from_pretrained
+from posenc_export.runtime import Session
 from posenc_export.runtime.session.generation import Sampling
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-from tests.models.pairs import inputs, made  # noqa: E402
+from tests.models.pairs import encoded, inputs, made  # noqa: E402
 
 MOST = 8
 T5 = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 MANY = {"suppress_tokens": list(range(5, 40, 2)), "begin_suppress_tokens": list(range(4, 60, 3))}
 NAME = "mt5 both parts"
-# For each case, generation_config.json.
+# For each case, generation_config.json; tests/models/test_pairs.py has none.
 CASES: Dict[str, Dict[str, Any]] = {
-    "nothing": T5,
     "suppressed": {**T5, "suppress_tokens": MANY["suppress_tokens"]},
     "suppressed first": {**T5, "begin_suppress_tokens": MANY["begin_suppress_tokens"]},
-    "both": {**T5, **MANY},
     "forced first": {**T5, "forced_bos_token_id": 33},
     "forced first and suppressed": {**T5, **MANY, "forced_bos_token_id": 44},
 }
@@ -40,6 +40,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.fixture(scope="module")
+def peer(folder: Path) -> Any:
+    return transformers.MT5ForConditionalGeneration.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def decoder(folder: Path) -> Any:
+    """The decoder, which is read once: its settings are those of `text`."""
+    return as_model(from_pretrained(folder, part="decoder"))
+
+
+def _session(decoder: Any, folder: Path, **settings: Any) -> Session:
+    """Return a session of the decoder with a generation_config.json."""
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    decoder.text = from_pretrained(folder, part="decoder").text
+    return eager_session(decoder)
+
+
 def _same(found: List[int], wanted: List[int]) -> bool:
     """Whether two rows have the same tokens up to the end of the text, after which both pad."""
     text = found[: found.index(-1)] if -1 in found else found
@@ -47,18 +65,15 @@ def _same(found: List[int], wanted: List[int]) -> bool:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_greedy_tokens_are_those_of_transformers(case: str, folder: Path) -> None:
-    (folder / "generation_config.json").write_text(json.dumps(CASES[case]))
-    peer = transformers.MT5ForConditionalGeneration.from_pretrained(folder)
-    read, mask = inputs()
-    source = {"input_ids": torch.from_numpy(read), "attention_mask": torch.from_numpy(mask)}
+def test_greedy_tokens_are_those_of_transformers(
+    case: str, folder: Path, peer: Any, decoder: Any
+) -> None:
+    session = _session(decoder, folder, **CASES[case])
+    peer.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    read, mask = map(torch.from_numpy, inputs())
+    source = {"input_ids": read, "attention_mask": mask}
     wanted = peer.generate(**source, max_new_tokens=MOST, do_sample=False, num_beams=1).numpy()
-    encoded = eager_session(from_pretrained(folder, part="encoder")).prefill(
-        read, attention_mask=mask
-    )
-    rows = [row[seen == 1] for row, seen in zip(encoded, mask, strict=True)]
-    session = eager_session(from_pretrained(folder, part="decoder"))
-    result = np.stack(list(session.generate(None, MOST, encoder=rows)), axis=1)
+    result = np.stack(list(session.generate(None, MOST, encoder=encoded(folder))), axis=1)
     assert all(_same(*pair) for pair in zip(result.tolist(), wanted[:, 1:].tolist(), strict=True))
 
 
@@ -75,11 +90,10 @@ REFUSED: Dict[str, Tuple[Dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_refused(case: str, folder: Path) -> None:
+def test_what_does_not_fit_is_refused(case: str, folder: Path, decoder: Any) -> None:
     settings, rule = REFUSED[case]
-    (folder / "generation_config.json").write_text(json.dumps(settings))
     with pytest.raises(ValueError, match=rule):
-        session = eager_session(from_pretrained(folder, part="decoder"))
+        session = _session(decoder, folder, **settings)
         next(session.generate(None, MOST, encoder=np.zeros((1, 5, 128), np.float32)))
 
 
@@ -106,16 +120,14 @@ def test_forbidden_tokens_are_never_sampled() -> None:
     assert {sampling.choose(logits, random) for random in randoms} == {0, 2}
 
 
-def test_drafts_follow_the_same_rules(folder: Path) -> None:
-    (folder / "generation_config.json").write_text(
-        json.dumps({**T5, **MANY, "forced_bos_token_id": 44})
-    )
-    model, encoded = (
-        from_pretrained(folder, part="decoder"),
-        np.random.default_rng(0).standard_normal((2, 5, 128)).astype(np.float32),
-    )
+def test_drafts_follow_the_same_rules(folder: Path, decoder: Any) -> None:
+    rows, settings = encoded(folder)[:2], {**T5, **MANY, "forced_bos_token_id": 44}
     plain, drafted = (
-        list(eager_session(model).generate(None, 20, encoder=encoded, stop=(), speculate=how))
+        list(
+            _session(decoder, folder, **settings).generate(
+                None, 20, encoder=rows, stop=(), speculate=how
+            )
+        )
         for how in (None, "lookup")
     )
     assert (

@@ -36,46 +36,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def _differs(folder: Path, peer: Any, tokens: np.ndarray, **given: Any) -> bool:
-    return (
-        share(
-            [
-                (
-                    eager_session(as_model(from_pretrained(folder, **given))).prefill(tokens),
-                    theirs(peer, tokens),
-                )
-            ]
-        )
-        > 1
-    )
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Any:
+    return as_model(from_pretrained(folder))
+
+
+def _differs(model: Any, peer: Any, tokens: np.ndarray) -> bool:
+    return share([(eager_session(model).prefill(tokens), theirs(peer, tokens))]) > 1
 
 
 def test_prompts_beyond_the_trained_length_equal_those_of_transformers_by_default(
-    folder: Path,
+    model: Any,
 ) -> None:
-    assert not _differs(folder, _peer(), LONG)
-
-
-def test_greedy_tokens_after_a_prompt_beyond_the_trained_length_equal_those_of_transformers(
-    folder: Path,
-) -> None:
-    wanted = (
-        _peer()
-        .generate(torch.from_numpy(LONG[:1]), max_new_tokens=12, do_sample=False)[
-            0, LONG.shape[1] :
-        ]
-        .tolist()
-    )
-    session = eager_session(as_model(from_pretrained(folder)))
-    results = [int(token[0]) for token in session.generate(LONG[:1], 12, stop=())]
+    assert not _differs(model, _peer(), LONG)
+    how = {"max_new_tokens": 12, "do_sample": False}
+    wanted = _peer().generate(torch.from_numpy(LONG[:1]), **how)[0, LONG.shape[1] :].tolist()
+    results = [int(token[0]) for token in eager_session(model).generate(LONG[:1], 12, stop=())]
     assert results[: len(wanted)] == wanted
 
 
-def test_short_prompts_of_a_long_range_have_long_factors(folder: Path) -> None:
-    assert _differs(folder, _peer(), SHORT) and not _differs(folder, _peer(8), SHORT)
+def test_short_prompts_of_a_long_range_have_long_factors(model: Any) -> None:
+    assert _differs(model, _peer(), SHORT) and not _differs(model, _peer(8), SHORT)
 
 
 def test_prompts_up_to_the_trained_length_equal_those_of_transformers_with_short_factors(
     folder: Path,
 ) -> None:
-    assert not _differs(folder, _peer(), SHORT, max_positions=TRAINED)
+    model = as_model(from_pretrained(folder, max_positions=TRAINED))
+    assert not _differs(model, _peer(), SHORT)
