@@ -1,7 +1,7 @@
 """Make exports in tests faster: less garbage collection, operators looked up once in a process, no
-waiting for the disk, one process for the tests of a file, and contracts of kernels tried once. Seed
-the random numbers of each test. Say in one line before the tests which encoding is not registered,
-and at the end what did not run here.
+waiting for the disk, sessions on one thread, one process for the tests of a file, and contracts of
+kernels tried once. Seed the random numbers of each test. Say in one line before the tests which
+encoding is not registered, and at the end what did not run here.
 """
 
 import functools
@@ -21,7 +21,7 @@ from torch._export import utils
 
 from posenc_export import encodings
 from posenc_export.runtime.artefact import files
-from posenc_export.runtime.graphs import kernel_library
+from posenc_export.runtime.graphs import kernel_library, ort_options
 
 TOP = Path(__file__).parents[1]
 NOTES = "bench/texts/encodings.toml"
@@ -69,6 +69,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     os.fsync = lambda descriptor: None
     # A trace looks up all operators of PyTorch 50 times, in case one was registered since.
     utils._materialize_cpp_cia_ops = functools.cache(utils._materialize_cpp_cia_ops)
+    # Threads of ONNX Runtime that wait for work keep a core busy.
+    options_of = ort_options.options_of
+    ort_options.options_of = lambda operators, entries, threads, native: options_of(
+        operators, entries, threads or 1, native
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
