@@ -18,7 +18,6 @@ from typing import Any, List, NamedTuple, Optional, Tuple
 
 from tests.attacks import grammar, harness
 from tests.attacks.threats import THREATS
-from tests.auditing.graphs import model_of
 from tests.fuzz.edits import flip_bytes, splice, truncate
 
 BATCH, HANGS, MEMORY = 100, 60.0, 8 << 30  # jobs of a process, its seconds and bytes for one
@@ -67,15 +66,15 @@ def jobs(mutations: int, seed: int) -> List[Tuple[str, Job]]:
     return result
 
 
-def _child(jobs: List[Job], right: Path, around: Path, to: Connection) -> None:
+def _child(jobs: List[Job], around: Path, to: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number, job in enumerate(jobs):
         folder = around / str(number)
-        to.send(harness.tried(job.write, job.command, right, folder, job.refused, job.confined))
+        to.send(harness.tried(job.write, job.command, folder, job.refused, job.confined))
 
 
-def run(jobs: List[Job], right: Path) -> List[Optional[List[str]]]:
+def run(jobs: List[Job]) -> List[Optional[List[str]]]:
     """Return the findings of each job; None where the process ended or did not answer."""
     results: List[Optional[List[str]]] = []
     while len(results) < len(jobs):
@@ -83,7 +82,7 @@ def run(jobs: List[Job], right: Path) -> List[Optional[List[str]]]:
             here, there = multiprocessing.get_context("fork").Pipe(duplex=False)
             part = jobs[len(results) : len(results) + BATCH]
             child = multiprocessing.get_context("fork").Process(
-                target=_child, args=(part, right, Path(temporary).resolve(), there)
+                target=_child, args=(part, Path(temporary).resolve(), there)
             )
             child.start()
             there.close()
@@ -107,24 +106,21 @@ def main() -> int:
     parser.add_argument("--only", help="a format")
     options = parser.parse_args()
     every, failed = jobs(options.mutations, options.seed), 0
-    with tempfile.TemporaryDirectory() as temporary:
-        right = Path(temporary).resolve() / "right"
-        model_of("llama").save_pretrained(right)
-        for format in dict.fromkeys(name for name, _ in every):
-            if options.only not in (None, format):
-                continue
-            own = [job for name, job in every if name == format]
-            results = run(own, right)
-            ended = [job for job, found in zip(own, results, strict=True) if found is None]
-            again = run([job._replace(confined=True) for job in ended], right)
-            found = [(job, r) for job, r in zip([*own, *ended], [*results, *again], strict=True)]
-            wrong = [f"{job.title}: {line}" for job, r in found for line in r or ()]
-            wrong += [f"{j.title}: {j.command} ended" for j, r in found[len(own) :] if r is None]
-            failed += len(wrong)
-            files = len({job.title for job in own})
-            said = f"{len(ended)} ended or hung here and not in the command's own process"
-            print(f"{format}: {files} files, {len(own)} calls, {len(wrong)} findings; {said}")
-            print("".join(f"  {line}\n" for line in wrong), end="", flush=True)
+    for format in dict.fromkeys(name for name, _ in every):
+        if options.only not in (None, format):
+            continue
+        own = [job for name, job in every if name == format]
+        results = run(own)
+        ended = [job for job, found in zip(own, results, strict=True) if found is None]
+        again = run([job._replace(confined=True) for job in ended])
+        found = [(job, r) for job, r in zip([*own, *ended], [*results, *again], strict=True)]
+        wrong = [f"{job.title}: {line}" for job, r in found for line in r or ()]
+        wrong += [f"{j.title}: {j.command} ended" for j, r in found[len(own) :] if r is None]
+        failed += len(wrong)
+        files = len({job.title for job in own})
+        said = f"{len(ended)} ended or hung here and not in the command's own process"
+        print(f"{format}: {files} files, {len(own)} calls, {len(wrong)} findings; {said}")
+        print("".join(f"  {line}\n" for line in wrong), end="", flush=True)
     return 1 if failed else 0
 
 

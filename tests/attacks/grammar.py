@@ -8,7 +8,6 @@ import io
 import itertools
 import json
 import pickle
-import shutil
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,11 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
 import onnx
 import torch
 
-from posenc_export.export import export
-from posenc_export.models.presets import seeded
 from posenc_export.runtime.artefact.archive import packed, read_entries
+from tests.attacks.folders import Command
 from tests.fuzz.edits import reseal
 from tests.tiny import block
+from tests.traces import exported
 
 PATHS = (
     "/etc/hostname",
@@ -58,35 +57,10 @@ class Attack:
     def write_artefact(self, folder: Path, trace: Path) -> Path:
         """Write an artefact with this file as its graph, and digests that agree."""
         target = {"onnx": "ort", "pt2": "pt2"}[self.format]
-        place = folder / "artefact"
-        shutil.copytree(artefact(target), place)
+        place = exported(folder / "artefact", block("rope", max_positions=64), target)
         (place / f"model.{self.format}").write_bytes(self.content(trace))
         reseal(place)
         return place
-
-
-@functools.cache
-def artefact(target: str) -> Path:
-    """Return a small artefact."""
-    import atexit
-    import tempfile
-
-    folder = Path(tempfile.mkdtemp())
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    export(seeded(block("rope", max_positions=64)), target, folder / target, verify=False)
-    return folder / target
-
-
-class Command:
-    """A pickle of this object runs a command that makes a file."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> Any:
-        import os
-
-        return os.system, (f"touch '{self.trace}'",)
 
 
 def pickled(trace: Path, protocol: int = 2) -> bytes:

@@ -14,28 +14,35 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence
 from unittest import mock
 
+import torch
+
 from posenc_export.auditing import confined as processes
 from posenc_export.auditing.confined import graph_of
 from posenc_export.commands.cli import main
 from posenc_export.runtime.artefact import files
 
-Arguments = Callable[[Path, Path, Path], Sequence[str]]
-# By name, the arguments of a command on an attack, with a right checkpoint and a folder of its own.
+Arguments = Callable[[Path, Path], Sequence[str]]
+# By name, the arguments of a command on an attack, with a folder of its own.
 COMMANDS: Dict[str, Arguments] = {
-    "audit": lambda path, right, own: (
-        "audit", f"{path}", "--reference", f"{right}", "--quick", "--seconds", "5",
+    "audit": lambda path, own: (
+        "audit", f"{path}", "--reference", f"{__name__}:flat", "--quick", "--seconds", "2",
     ),
-    "load": lambda path, right, own: ("generate", f"{path}", "--prompt", "a", "--max-tokens", "1"),
-    "verify": lambda path, right, own: ("verify", f"{path}"),
-    "export": lambda path, right, own: (
+    "load": lambda path, own: ("generate", f"{path}", "--prompt", "a", "--max-tokens", "1"),
+    "verify": lambda path, own: ("verify", f"{path}"),
+    "export": lambda path, own: (
         "export", f"{path}", "--target", "ort", "-o", f"{own / 'artefact'}", "--verify", "quick",
     ),
-    "page": lambda path, right, own: ("page", f"{path}", "-o", f"{own / 'page'}"),
+    "page": lambda path, own: ("page", f"{path}", "-o", f"{own / 'page'}"),
 }  # fmt: skip
 # Events of Python that no file of a stranger may cause.
 PROCESSES = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.spawn", "subprocess.Popen")
 FORBIDDEN = (*PROCESSES, "socket.connect", "socket.bind", "socket.getaddrinfo", "os.remove")
 LIMIT = 60.0  # seconds of a command on a busy machine
+
+
+def flat(ids: torch.Tensor) -> torch.Tensor:
+    """The reference of an audit: all 61 tokens are equally probable."""
+    return torch.zeros(*ids.shape, 61)
 
 
 @dataclass
@@ -98,32 +105,30 @@ _hooks: List[Callable[[str, Any], None]] = []  # that were added: a hook cannot 
 
 
 def tried(
-    write: Callable[[Path, Path], Path], name: str, right: Path, around: Path,
-    refused: bool = False, confined: bool = False,
+    write: Callable[[Path, Path], Path], name: str, around: Path, refused: bool = False,
+    confined: bool = False,
 ) -> List[str]:  # fmt: skip
     """Write an attack below a new folder and return what `findings` finds."""
     folder, own, trace = around / "attack", around / "own", around / "trace"
     folder.mkdir(parents=True)
     own.mkdir()
-    return findings(name, write(folder, trace), trace, right, own, refused, confined)
+    return findings(name, write(folder, trace), trace, own, refused, confined)
 
 
 def findings(
-    name: str, path: Path, trace: Path, right: Path, own: Path, refused: bool = True,
-    confined: bool = False,
+    name: str, path: Path, trace: Path, own: Path, refused: bool = True, confined: bool = False
 ) -> List[str]:  # fmt: skip
     """Run a command on an attack. Return what is wrong, empty if nothing is.
 
     Args:
         name: of COMMANDS.
         path, trace: as of a threat.
-        right: a checkpoint folder for the audit.
         own: empty folder, in which the command runs and may write.
         refused: whether the command must fail.
         confined: whether the audit runs the graph in its child process, which hides what the graph
             does to this one; otherwise here, where the hook hears it.
     """
-    words, before = [*COMMANDS[name](path, right, own)], _files(path)
+    words, before = [*COMMANDS[name](path, own)], _files(path)
     out, err, began = io.StringIO(), io.StringIO(), time.monotonic()
     inner = (
         contextlib.nullcontext() if confined else mock.patch.object(processes, "Confined", _here)
