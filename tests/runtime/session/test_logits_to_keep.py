@@ -15,7 +15,7 @@ from posenc_export.runtime.verification import cells
 from posenc_export.runtime.verification.scenarios import Case
 from posenc_export.shared.numerics import worst_error
 from tests.tiny import block, decoder
-from tests.traces import artefact, sources
+from tests.traces import artefact, exported
 
 pytestmark = pytest.mark.xdist_group("rope")  # one worker, which traces the model once
 SLOW = [pytest.param(target, marks=pytest.mark.exhaustive) for target in ("onnx-static", "pt2")]
@@ -90,7 +90,7 @@ def test_a_chunk_without_a_kept_token_computes_no_logits(
 def test_a_rewind_that_feeds_tokens_again_computes_no_logits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    export(sources(decoder("input_rnn")), "onnx", tmp_path / "a", verify=False)
+    exported(tmp_path / "a", decoder("input_rnn"), "onnx")
     model, widths = load(tmp_path / "a", provider="cpu"), []
     session, right = model.session(), model.graph.bind
     session.prefill(PROMPTS[:1])
@@ -156,7 +156,7 @@ def test_admitted_rows_keep_their_last_logits(models: Models) -> None:
 
 
 def test_a_block_keeps_its_last_outputs_too(tmp_path: Path) -> None:
-    export(sources(block("rope")), "torchscript", tmp_path / "a", verify=False)
+    exported(tmp_path / "a", block("rope"), "torchscript")
     model = load(tmp_path / "a", provider="cpu")
     x = np.random.default_rng(0).standard_normal((2, 9, 48)).astype(np.float32)
     assert np.array_equal(

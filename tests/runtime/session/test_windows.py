@@ -20,6 +20,7 @@ from posenc_export.runtime.session.caches import Window
 from posenc_export.runtime.session.prefixes import Prefixes
 from posenc_export.shared.numerics import tolerance, worst_error
 from tests import traces
+from tests.cases import choice
 from tests.runtime.session.test_exceptions import run_to
 from tests.tiny import decoder
 
@@ -124,20 +125,22 @@ def test_a_short_range_needs_no_shorter_caches() -> None:
     assert not any("window" in state for state in manifest.to_json()["states"])
 
 
-@pytest.mark.parametrize(
-    ("chunk", "kind"),
-    [
-        *((chunk, kind) for kind in KINDS for chunk in (NEW, LENGTH)),
-        *((7, kind) for kind in COPIED),  # takes many calls
-    ],
-)
+CHUNKS = [*((chunk, kind) for kind in KINDS for chunk in (NEW, LENGTH)), (7, "rope")]
+
+
+@pytest.mark.parametrize(("chunk", "kind"), choice(CHUNKS, [*CHUNKS[::2], (LENGTH, "rope")]))
 def test_a_prompt_in_chunks_gives_the_outputs_of_one_pass(kind: str, chunk: int) -> None:
     outputs = opened(kind).prefill(texts(), chunk=chunk)
     assert max(excess(outputs[row], row, 0, kind) for row in range(ROWS)) <= 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("length", EDGES)
+AT = [(length, kind) for kind in KINDS for length in EDGES]
+
+
+# Every edge where slots are copied, and for each other kind the tokens around one.
+@pytest.mark.parametrize(
+    ("length", "kind"), choice(AT, [at for at in AT if at[1] in COPIED or at[0] in EDGES[3:6]])
+)
 def test_steps_and_calls_around_an_edge_are_right(kind: str, length: int) -> None:
     assert goes_on(at(length, kind), length, kind)
 
