@@ -16,6 +16,7 @@ from posenc_export.benchmark.runtimes import RUNTIMES
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.shared.numerics import tolerance, worst_error
+from tests.cases import choice
 from tests.tiny import block, decoder
 from tests.traces import artefact
 
@@ -68,7 +69,7 @@ def answers(session: Any, tokens: np.ndarray) -> np.ndarray:
 @pytest.mark.filterwarnings("ignore")  # the libraries warn
 @pytest.mark.parametrize(
     ("runtime", "model", "batch"),
-    [*QUICK, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in OTHERS)],
+    choice([*QUICK, *OTHERS], QUICK),
 )
 def test_a_runtime_computes_the_outputs_of_the_artefact(
     runtime: str, model: str, batch: int, folders: Callable[..., Path]

@@ -3,6 +3,7 @@ hidden states of another width than the outputs, and those of README.md and docs
 """
 
 import functools
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from posenc_export.commands.cli import main
 from posenc_export.export import ReadAs, Sources, export
 from posenc_export.models.presets import seeded
 from tests import pages_of_modules
+from tests.cases import choice
 from tests.clients.running import printed
 from tests.pages_of_modules import COUNT, PAGES, PROMPT
 from tests.tiny import block
@@ -98,17 +100,15 @@ def test_inspect_describes_an_own_module(
     assert "max_positions 300 " in said and "causal True " in said
 
 
+QUICK = [("python", "onnx", reads) for reads in (*STATED, "README")]
+QUICK += [("python", "ort", reads) for reads in ("docs", "README int8")]
 CASES = [
-    *(("python", target, reads) for target in ("onnx", "ort") for reads in ALL),
+    *choice(itertools.product(["python"], ["onnx", "ort"], ALL), QUICK),
     *(("reference", "onnx", reads) for reads in STATED),
     *(("openvino", "onnx", reads) for reads in STATED),
     *(("tract", "onnx", reads) for reads in STATED),
-    *(pytest.param("node", "ort", reads, marks=pytest.mark.exhaustive) for reads in ALL),
-    *(pytest.param("c", "ort", reads, marks=pytest.mark.exhaustive) for reads in ALL),
-    *(
-        pytest.param("libtorch", "torchscript", reads, marks=pytest.mark.exhaustive)
-        for reads in (*STATED, *PAGES)
-    ),
+    *choice(itertools.product(["node", "c"], ["ort"], ALL), []),
+    *choice([("libtorch", "torchscript", reads) for reads in (*STATED, *PAGES)], []),
 ]
 
 
