@@ -192,17 +192,11 @@ class Claims:
         for size in tensor.shape:
             axes.append(self._letter(size, axes))
         if "t" in axes:  # coordinates are those of tokens alone
-            pairs = zip(axes, tensor.shape, strict=True)
-            axes = [str(size) if axis == "a" else axis for axis, size in pairs]
+            sizes = zip(axes, tensor.shape, strict=True)
+            axes = [str(size) if axis == "a" else axis for axis, size in sizes]
         windowed, sinks = not {"w", "w+"}.isdisjoint(axes), not {"t+", "w+"}.isdisjoint(axes)
         axes = ["t" if axis in ("w", "t+", "w+") else axis for axis in axes]
-        names: Dict[str, Any] = {
-            "b": call.row,
-            "s": call.column,
-            "t": call.slot,
-            "r": call.token,
-            "1": 0,
-        }
+        names: Dict[str, Any] = {"b": call.row, "s": call.column, "r": call.token, "1": 0}
         names["t"] = call.slot + 1 if sinks else call.slot
         if "a" in axes:
             names["a"] = call.plane
