@@ -26,7 +26,7 @@ from posenc_export.auditing.rounding import (
     rounding_of,
 )
 from posenc_export.auditing.session import TAGS, ForeignSession
-from posenc_export.export.conditioning import TRIES, disturbed
+from posenc_export.export.expected import TRIES, disturbed
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.verification.indices import SOLVER
 from posenc_export.runtime.verification.proof import Accuracy, check_tolerance, rounded_up

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from posenc_export.auditing.graph import Arrays, source_of
 from posenc_export.auditing.inputs import HEADS, MEANINGS, Value
-from posenc_export.export.input_writes import written_by
+from posenc_export.export.onnx_program import written_by
 from posenc_export.runtime.artefact import archive, pt2_archive, script_archive
 from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError

@@ -15,7 +15,7 @@ from posenc_export.export.expected import expected_outputs
 from posenc_export.export.options import MAX_LOSS, ExportOptions
 from posenc_export.export.quantization import mixed, samples
 from posenc_export.export.quantization.formats import format_of
-from posenc_export.export.quantization.text import FEW, TOKENS, default_sample, with_text
+from posenc_export.export.quantization.samples import FEW, TOKENS, default_sample, with_text
 from posenc_export.export.read_module import ReadAs, ReadModule
 from posenc_export.export.sources import Sources, check_half
 from posenc_export.export.targets import WRITERS

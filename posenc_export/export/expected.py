@@ -1,5 +1,8 @@
-"""Outputs of the eager module for a proof, in float32 for artefacts of every dtype."""
+"""Outputs of the eager module for a proof, in float32 for artefacts of every dtype, their errors
+against the float64 oracle, and how much rounding changes them.
+"""
 
+import copy
 from functools import partial
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -8,16 +11,19 @@ import torch
 
 from posenc_export.export.describe import Model, eager
 from posenc_export.export.edges import edges_of, indices_of
-from posenc_export.export.read_module import as_model
+from posenc_export.export.read_module import ReadModule, as_model
 from posenc_export.export.sources import in_dtype
+from posenc_export.models import oracle
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification import grid_inputs
 from posenc_export.runtime.verification.cells import outputs_by
-from posenc_export.runtime.verification.proof import Expected
+from posenc_export.runtime.verification.grid_inputs import BESIDE, LongSequence, encoder_rows
+from posenc_export.runtime.verification.proof import Expected, rounded_up
 from posenc_export.runtime.verification.scenarios import AttributeCase, Case
+from posenc_export.shared.numerics import LIMIT, SAFETY, worst_error
 from posenc_export.shared.progress import Progress, Steps, silent
 from posenc_export.shared.refusal import refusal
 
@@ -119,3 +125,100 @@ def _attribute_cases(
 def _wide(tokens: np.ndarray) -> np.ndarray:
     """Return token ids unchanged, and hidden states in float32."""
     return tokens if tokens.dtype == np.int64 else tokens.astype(np.float32)
+
+
+# Tokens of a sequence that a module reads in float64, with the scores of all pairs; more if its
+# computation changes behind them. Calls are compared at this number of cached tokens (edges.py).
+EXACT = 512
+
+
+def against(model: Model) -> str:
+    """Return a description of the reference that the eager module is compared with."""
+    if isinstance(model, ReadModule):
+        return "the module itself in float64 on whole sequences"
+    return "its formula in float64"
+
+
+def _oracle_of(model: Model, case: Case, start: int) -> np.ndarray:
+    """Return the oracle's output for the first row of a case, [1,L,*] float64."""
+    encoder = None if case.encoder is None else case.encoder[0]
+    return oracle.full_pass(model, case.tokens[0], start, encoder=encoder)[None]
+
+
+def _read_at_once(model: Model, sequence: LongSequence) -> int:
+    """Return how many tokens of a sequence a causal module reads in float64."""
+    length = sequence.tokens.shape[1]
+    edges = [at for at in edges_of(model).values() if at < length]
+    return min(max([EXACT, *edges]) + BESIDE + 1, length)
+
+
+def oracle_cells(
+    model: Model, manifest: Manifest, expected: Expected, say: Progress = silent
+) -> Dict[str, float]:
+    """Return the errors of the expected outputs of one row per case against the float64 oracle."""
+    cells, model = {}, in_dtype(model, "float32")
+    what = f"{manifest.target}: comparing the module with its formula"
+    steps = Steps(say, what, len(expected.cases) + len(expected.attribute_cases), "rows")
+    read = isinstance(model, ReadModule)  # whose own code begins at position 0
+    if read and expected.long is not None:
+        sequence = expected.long
+        length = sequence.tokens.shape[1]
+        if manifest.states:  # otherwise each token may see all others
+            length = _read_at_once(model, sequence)
+        compared, outputs = sequence.within(0, length)
+        (encoded,) = encoder_rows(manifest, 1) or (None,)
+        exact = oracle.full_pass(model, sequence.tokens[0, :length], 0, encoder=encoded)[compared]
+        cells["oracle, the long sequence"] = worst_error(outputs[0], exact)
+    for start, case in expected.cases.items():
+        if read and start:
+            continue
+        exact = _oracle_of(model, case, start)
+        cells[f"oracle, start {start}"] = worst_error(case.full[:1], exact)
+        if case.readout is not None and isinstance(model, ReadModule):
+            cells[f"oracle, start {start}: {manifest.outputs[1].name}"] = worst_error(
+                case.readout[0], model.readout.exact(exact[0])
+            )
+        steps.advance()
+    for name, (fed, full) in expected.attribute_cases.items():
+        row = int(fed.mask.all(1).argmax())  # the first without padding
+        numbers = {key: array[..., row, :] for key, array in fed.attributes.items()}
+        exact = oracle.full_pass(model, fed.tokens[row], 0, **numbers)
+        cells[f"{name}: oracle"] = worst_error(full[row], exact)
+        steps.advance()
+    return {name: rounded_up(error) for name, error in cells.items()}
+
+
+TRIES = 4  # copies with other random changes
+
+
+def condition_factor(model: Model, expected: Expected, tolerance: float) -> float:
+    """Return the factor, at least 1, by which a tolerance of float32 grows for a model (Higham,
+    Accuracy and Stability, 1.6).
+
+    Each weight of a copy is changed by at most one unit in the last place, at random. The outputs
+    then change as they do by rounding. If SAFETY times this change is above the tolerance, as in
+    models whose activations have large outliers, no smaller tolerance is met by correct artefacts.
+
+    Args:
+        expected: outputs of the model, of every case.
+        tolerance: that of numerics.tolerance, which assumes a well-conditioned model.
+    """
+    change, length = 0.0, max(case.tokens.shape[1] for case in expected.cases.values())
+    for seed in range(TRIES):
+        session = eager_session(disturbed(in_dtype(model, "float32"), seed), length)
+        for start, case in expected.cases.items():
+            outputs = full_pass(session, case.tokens, start, case.encoder)
+            change = max(change, worst_error(outputs, case.full))
+    return max(1.0, min(SAFETY * change, LIMIT) / tolerance)
+
+
+def disturbed(model: Any, seed: int) -> Any:
+    """Return a copy with each weight at most one unit in the last place higher or lower."""
+    generator, other = torch.Generator().manual_seed(seed), copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            if parameter.dtype == torch.float32:
+                sign = torch.randint(-1, 2, parameter.shape, generator=generator)
+                towards = torch.where(sign == 0, parameter, sign * torch.inf)
+                parameter.copy_(torch.nextafter(parameter, towards))
+    return other

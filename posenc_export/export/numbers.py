@@ -1,22 +1,332 @@
 """Compare every number that an artefact stores with its module.
 
 Parameters, buffers, tables and rounded weights are compared bit by bit, constants that the
-optimizer computed from them in float64. Constants are matched by name: lowerings name them after
-parameters.
+optimizer computed from them in float64. Constants of an ONNX graph are matched by name: lowerings
+name them after parameters. Tables of positions of the module are compared with their formulas in
+float64.
 """
 
+import hashlib
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
+import torch
 
-from posenc_export.export import expected_numbers
+from posenc_export.encodings.shared.base import PositionEncoding, Rows, Table
+from posenc_export.encodings.shared.tables import levels_of
+from posenc_export.export.read_module import Model, ReadModule
+from posenc_export.export.signatures import wrap
 from posenc_export.export.trace import Source
+from posenc_export.models.whole_pass import encodings_in
 from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.graphs.onnx_nodes import read
+from posenc_export.runtime.graphs.torch_files import read_program, read_script
 from posenc_export.runtime.verification.constants import Constants, Digests, Place
+from posenc_export.shared.numerics import LEVELS
+
+OF_SCALES = ".scale"  # ends the name of the scales of a cache in 8 bits
+BY_DISTANCE = ".by_distance"  # ends the name of a table of biases (targets/by_distance.py)
+Shape = Tuple[int, ...]
+Form = Callable[[np.ndarray, Shape], Optional[np.ndarray]]
+
+
+class ExpectedNumbers:
+    """Numbers of a module by the names that its graph gives to constants.
+
+    Args:
+        source: of the graph.
+        manifest: of the artefact.
+
+    Attributes:
+        tensors: parameters and buffers by name in the calling convention.
+        seen: names of those that a constant was compared with.
+    """
+
+    def __init__(self, source: Source, manifest: Manifest) -> None:
+        module = wrap(source.model, manifest.signature)
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        if source.exact is not source.model:  # in half precision, codes have more digits
+            read = {id(source.model.get_parameter(name)): name for name in source.on_grid}
+            for name, parameter in parameters.items():
+                if id(parameter) in read:
+                    parameters[name] = source.exact.get_parameter(read[id(parameter)])
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+        self.tensors: Dict[str, torch.Tensor] = {**buffers, **parameters}
+        self._levels = levels_of(module)
+        self.traced = source.traced(manifest)
+        self.seen: Set[str] = set()
+        self._scales, self._model = source.cache_scales, source.model
+        self._most = manifest.max_positions
+
+    def of(self, name: str, shape: Shape) -> Optional[np.ndarray]:
+        """Return the numbers of a constant of a shape; None if its name is not known."""
+        if name in self.tensors:
+            self.seen.add(name)
+            return numbers_of(self.tensors[name])
+        if f"model.{name}" in self.tensors:  # rounded weights have their names in the model
+            return self.of(f"model.{name}", shape)
+        if name.removesuffix(OF_SCALES) in self._scales:
+            return _flat_scales(self._scales[name.removesuffix(OF_SCALES)], shape)
+        base, _, form = name.rpartition(".")
+        tables = {name: part for name, part in self._levels.items() if part.name == base}
+        if tables and form in LEVELS:
+            self.seen |= tables.keys() & self.tensors.keys()
+            level: np.ndarray = getattr(next(iter(tables.values())).tables, form)
+            return level
+        if not (form in FORMS or form in PAIRS or form.isdecimal()):
+            return None
+        numbers = self.of(base, shape)
+        if numbers is None:
+            return None
+        if form.isdecimal():  # of one expert [K,N]
+            return numbers[int(form)].T
+        if form in FORMS:
+            return FORMS[form](numbers, shape)
+        own, others, join = PAIRS[form]
+        other = self.of(others.join(base.rsplit(own, 1)), shape) if own in base else None
+        return None if other is None else join(numbers, other, shape)
+
+    def bias_by_distance(self, numbers: np.ndarray, bound: float) -> bool:
+        """Return whether numbers [H,range] are the biases of an encoding of the module by distance,
+        the last of which is that of all larger distances. bound: of errors, relative to 1 + |bias|.
+        """
+        last, keys = torch.tensor([[self._most - 1]]), torch.arange(self._most)[None]
+        for encoding in encodings_in(self._model):
+            with torch.no_grad():
+                bias = encoding.bias(last, keys)
+            if bias is None:
+                continue
+            expected = numbers_of(bias[0, :, 0].flip(1))  # [1 or H,distances]
+            index = np.minimum(np.arange(self._most), numbers.shape[1] - 1)
+            if len(expected) not in (1, len(numbers)):
+                continue
+            errors = np.abs(numbers[:, index] - expected)
+            if (errors <= bound * (1 + np.abs(expected))).all():
+                own = {id(t) for t in (*encoding.parameters(), *encoding.buffers())}
+                self.seen |= {name for name, t in self.tensors.items() if id(t) in own}
+                return True
+        return False
+
+
+def numbers_of(tensor: torch.Tensor) -> np.ndarray:
+    """Return the numbers of a tensor; those of bfloat16 in float32."""
+    plain = tensor.detach().cpu()
+    numbers: np.ndarray = (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+    return numbers
+
+
+def with_zeros(numbers: np.ndarray, shape: Shape) -> Optional[np.ndarray]:
+    """Return numbers in the front of an array of zeros; None if the shape is smaller."""
+    if len(shape) != numbers.ndim or any(
+        wide < size for wide, size in zip(shape, numbers.shape, strict=True)
+    ):
+        return None
+    whole: np.ndarray = np.zeros(shape, numbers.dtype)
+    whole[tuple(slice(size) for size in numbers.shape)] = numbers
+    return whole
+
+
+def _flat_scales(scales: np.ndarray, shape: Shape) -> np.ndarray:
+    """Return scales [K,D] of a cache as [K*wide]; channels that pad heads have scale 1."""
+    whole: np.ndarray = np.ones((len(scales), shape[0] // len(scales)), np.float32)
+    whole[:, : scales.shape[1]] = scales
+    return whole.reshape(-1)
+
+
+def _by_output(numbers: np.ndarray, _: Shape) -> np.ndarray:
+    """Weights of experts [experts,K,N] as [experts,N,K]; biases [experts,N] unchanged."""
+    return numbers if numbers.ndim < 3 else numbers.swapaxes(1, 2)
+
+
+def _alternating(gates: np.ndarray, ups: np.ndarray, _: Shape) -> np.ndarray:
+    """Outputs of gates and of ups in turn, [experts,2*N,...]."""
+    both = np.stack([_by_output(gates, ()), _by_output(ups, ())], axis=2)
+    return both.reshape(len(both), -1, *both.shape[3:])
+
+
+def _turns(first: np.ndarray, second: np.ndarray, shape: Shape) -> Optional[np.ndarray]:
+    """Further turns per position of cached keys, from leading and further digits of frequencies."""
+    kept = len(first) - shape[0]
+    frequencies = first[kept:].astype(np.float64) + second[kept:]
+    return with_zeros((frequencies - frequencies[0]) / (2 * np.pi), shape)
+
+
+def _cast(dtype: str) -> Form:
+    """A table of float32 in a dtype of activations."""
+    half = getattr(torch, dtype)
+    return lambda numbers, _: numbers_of(torch.from_numpy(np.array(numbers)).to(half))
+
+
+# By the end of a name, which follows the name of a parameter or another such name: matrices of
+# linear layers [N,K] as [K,N], weights of experts [experts,K,N] as [K,experts*N], those
+# [experts,N,K] as [experts*N,K], and numbers before zeros.
+FORMS: Mapping[str, Form] = {
+    **dict.fromkeys(("T", "transposed"), lambda numbers, _: numbers.T),
+    "by_output": _by_output,
+    "beside": lambda numbers, shape: numbers.swapaxes(0, 1).reshape(shape),
+    "stacked": lambda numbers, shape: numbers.reshape(shape),
+    "padded": with_zeros,
+    **{dtype: _cast(dtype) for dtype in ("float16", "bfloat16")},
+}
+# Forms of two constants, with parts of their names.
+PAIRS: Mapping[str, Tuple[str, str, Callable[..., Optional[np.ndarray]]]] = {
+    "alternating": (".gates", ".ups", _alternating),
+    "turns": (".first.", ".second.", _turns),
+}
+
+
+FEWEST_OF_TORCH = 64  # numbers of a constant that is no tensor of the module
+
+
+def compare_tensors(folder: Path, manifest: Manifest, model: Model) -> Check:
+    """Compare the tensors of a torch program with those of its module.
+
+    Tensors of model.pt2 have the names of the module. Freezing takes them from model.pt, so that
+    each of its constants has to be equal to some tensor of the module, and each tensor of the
+    module that is not stored there is listed.
+    """
+    module = wrap(model, manifest.signature)
+    wanted = dict(module.named_buffers(remove_duplicate=False))
+    wanted |= dict(module.named_parameters(remove_duplicate=False))
+    path = folder / graph_file(manifest)
+    if manifest.target == "pt2":
+        program = read_program(path, manifest)
+        return _by_name({**program.constants, **program.state_dict}, wanted)
+    return _by_content(list(_constants(path)), wanted)
+
+
+def _by_name(stored: Dict[str, torch.Tensor], wanted: Dict[str, torch.Tensor]) -> Check:
+    failures, skipped, compared = {}, {}, 0
+    for name, tensor in stored.items():
+        if name in wanted:
+            compared += tensor.numel()
+            if tensor.dtype != wanted[name].dtype or not torch.equal(tensor, wanted[name]):
+                failures[name] = "other numbers than in the module"
+        elif tensor.numel() < FEWEST_OF_TORCH:
+            skipped[name] = "a constant of the module's code"
+        else:
+            failures[name] = f"{list(tensor.shape)} that is no tensor of the module"
+    skipped |= {name: "the program has it not" for name in wanted if name not in stored}
+    return Check(compared, "numbers", failures=failures, skipped=skipped)
+
+
+def _by_content(stored: List[Tuple[str, torch.Tensor]], wanted: Dict[str, torch.Tensor]) -> Check:
+    """Compare tensors that freezing left without names: some it turned, and some it computed."""
+    known: Dict[Tuple[int, ...], Dict[bytes, List[str]]] = {}
+    for name, tensor in wanted.items():
+        known.setdefault(_sizes(tensor), {}).setdefault(_digest_of_tensor(tensor), []).append(name)
+    compared, present, others = 0, set(), []
+    for place, tensor in stored:
+        names = known.get(_sizes(tensor), {}).get(_digest_of_tensor(tensor), [])
+        present.update(names)
+        if names:
+            compared += tensor.numel()
+        else:
+            others.append((place, tensor))
+    # Encodings compute further numbers from their own, and freezing keeps only the result.
+    plain = [name for name in wanted if name not in present and "encoding." not in name]
+    lost = {_sizes(wanted[name]): name for name in plain}
+    failures, skipped = {}, {}
+    for place, tensor in others:
+        if _sizes(tensor) in lost:
+            failures[place] = f"other numbers than {lost[_sizes(tensor)]}"
+        else:
+            skipped[place] = f"{list(tensor.shape)}, which torch computed when it froze the program"
+    skipped |= {name: "the program has it not" for name in wanted if name not in present}
+    return Check(compared, "numbers", failures=failures, skipped=skipped)
+
+
+def _sizes(tensor: torch.Tensor) -> Tuple[int, ...]:
+    """Return the sizes above 1 in ascending order, which are those of any transpose."""
+    return tuple(sorted(size for size in tensor.shape if size > 1))
+
+
+def _digest_of_tensor(tensor: torch.Tensor) -> bytes:
+    """Return a digest of dtype and numbers that does not depend on their order along axes."""
+    numbers = tensor.detach().cpu().contiguous()
+    axes = [axis for axis, size in enumerate(numbers.shape) if size > 1]
+    axes.sort(key=lambda axis: numbers.shape[axis])
+    sizes = [numbers.shape[axis] for axis in axes]
+    if len(set(sizes)) < len(sizes):  # no order of equal axes is known
+        ordered = numbers.reshape(-1).sort().values
+    else:
+        singletons = [axis for axis in range(numbers.dim()) if axis not in axes]
+        ordered = torch.permute(numbers, [*axes, *singletons])
+    content = ordered.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(str(numbers.dtype).encode() + content).digest()
+
+
+def _constants(path: Path) -> Iterator[Tuple[str, torch.Tensor]]:
+    """Yield the tensors of a TorchScript program with their places."""
+    module = read_script(path)
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+    for index, node in enumerate(module.graph.findAllNodes("prim::Constant")):
+        if isinstance(value := node.output().toIValue(), torch.Tensor):
+            yield f"constant {index}", value
+
+
+CHUNK = 1 << 14  # rows that are compared at once
+OF_ANGLE = 1e-15  # relative rounding error of an angle in float64, which frequencies share
+SMALLEST = 1e-300  # bound of a number that is exactly 0, and of no error
+NEAR = 16  # rows whose largest number bounds what an error of their angles changes
+
+
+def compare_tables(model: Model) -> Check:
+    """Compare the tables of the encodings of a model, those that layers share once."""
+    failures: Dict[str, str] = {}
+    skipped: Dict[str, str] = {}
+    if isinstance(model, ReadModule):
+        skipped["tables"] = "numbers of a module that was read as it is, which states no formula"
+    compared, worst = 0, 0.0
+    for name, table, rows in _tables(model):
+        numbers = table.rows.numpy()
+        if rows is None:
+            if len(numbers) > 1:
+                skipped[name] = "its encoding states no formula of rows; its outputs are sampled"
+            continue
+        error, at = _worst(numbers, rows)
+        compared += len(numbers)
+        worst = max(worst, min(error, 1.0))
+        if not error <= 1:
+            failures[name] = f"expected {rows(np.array([[float(at)]]))[0].tolist()[:4]} in row {at}"
+            failures[name] += f", got {numbers[at].tolist()[:4]}"
+    return Check(compared, "rows", worst, failures, skipped)
+
+
+def _tables(model: Any) -> Iterator[Tuple[str, Table, Optional[Rows]]]:
+    """Yield the tables of encodings by name, with the function of their rows."""
+    for name, encoding in model.named_modules():
+        if isinstance(encoding, PositionEncoding):
+            stated = encoding.oracle().tables()
+            for part, table in encoding.named_children():
+                if isinstance(table, Table):
+                    yield f"{name}.{part}", table, stated.get(part)
+
+
+def _worst(numbers: np.ndarray, rows: Rows) -> Tuple[float, int]:
+    """Return the largest error of a row relative to its bound, and the row."""
+    worst, at = 0.0, 0
+    for first in range(0, len(numbers), CHUNK):
+        part = numbers[first : first + CHUNK]
+        positions = np.arange(first, first + len(part), dtype=np.float64)[:, None]
+        wanted = rows(positions)
+        if wanted.shape != part.shape:
+            return np.inf, first
+        size = np.abs(wanted)
+        unit = np.spacing(size.astype(np.float32)).astype(np.float64)
+        largest = np.maximum.reduceat(size.max(1), np.arange(0, len(part), NEAR))
+        scale = np.repeat(largest, NEAR)[: len(part), None]
+        bound = np.maximum(unit / 2 + OF_ANGLE * (positions + 8) * scale, SMALLEST)
+        errors = (np.abs(part - wanted) / bound).max(1)
+        row = int(np.argmax(errors))
+        if not errors[row] <= worst:
+            worst, at = float(np.nan_to_num(errors[row], nan=np.inf)), first + row
+    return worst, at
+
 
 ULPS = 8  # of a constant that the optimizer computed, beside float64
 BIAS = 1e-5  # largest error of a bias by distance, relative to 1 + |bias|
@@ -44,11 +354,9 @@ NOTHING = Compared(Check(0, "numbers"), {})
 def compare(folder: Path, manifest: Manifest, source: Source) -> Compared:
     """Compare the numbers of a new artefact with those of its module."""
     if graph_file(manifest) != "model.onnx":
-        from posenc_export.export.torch_numbers import compare as compare_tensors
-
         return Compared(compare_tensors(folder, manifest, source.model), {})
     constants = Constants(read(folder / graph_file(manifest)), folder)
-    return _Comparison(constants, expected_numbers.ExpectedNumbers(source, manifest)).run()
+    return _Comparison(constants, ExpectedNumbers(source, manifest)).run()
 
 
 class _Comparison:
@@ -61,7 +369,7 @@ class _Comparison:
         worst: largest difference in units of its bound.
     """
 
-    def __init__(self, constants: Constants, expected: expected_numbers.ExpectedNumbers) -> None:
+    def __init__(self, constants: Constants, expected: ExpectedNumbers) -> None:
         self.constants, self.expected = constants, expected
         self.failures: Dict[str, str] = {}
         self.skipped: Dict[str, str] = {}
@@ -93,7 +401,7 @@ class _Comparison:
         wanted = self.expected.of(name, numbers.shape)
         if wanted is None and name in self.expected.traced.tensors:
             wanted = self.expected.traced.tensors[name].numpy()  # a constant in the module's code
-        if name.endswith(expected_numbers.BY_DISTANCE):
+        if name.endswith(BY_DISTANCE):
             self.compared += numbers.size
             if not self.expected.bias_by_distance(numbers, BIAS):
                 self.failures[name] = "biases by distance that are those of no encoding"
@@ -137,7 +445,7 @@ class _Comparison:
         if len(bases) != 1 or any(name.rpartition(".")[2] not in CODES for name in names):
             self.failures[str(place)] = "codes and scales of several weights, or of none"
             return
-        numbers = _by_output(place)
+        numbers = _decoded_by_output(place)
         wanted = self.expected.of(bases[0], numbers.shape)
         if wanted is None:
             self.failures[str(place)] = "weights that belong to no parameter"
@@ -181,11 +489,11 @@ class _Comparison:
             if name not in self.expected.traced.read:
                 self.skipped[name] = "no operation of the module reads it"
                 continue
-            numbers = expected_numbers.numbers_of(tensor)
+            numbers = numbers_of(tensor)
             equal = [
                 other
                 for other in by_shape.get(tuple(tensor.shape), [])
-                if _equal(expected_numbers.numbers_of(self.tensors[other]), numbers)
+                if _equal(numbers_of(self.tensors[other]), numbers)
             ]
             if equal:
                 self.compared += numbers.size
@@ -199,7 +507,7 @@ class _Comparison:
                 self.failures[name] = "a parameter or table that the file does not hold"
 
 
-def _by_output(place: Place) -> np.ndarray:
+def _decoded_by_output(place: Place) -> np.ndarray:
     numbers, operator = place.numbers, place.node.operator
     if operator == "GatherBlockQuantized":
         return numbers.reshape(len(numbers), -1)

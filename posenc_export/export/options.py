@@ -35,7 +35,7 @@ class ExportOptions:
             of call (runtime.verification.scenarios.Level).
         progress: called with one line of text at each stage.
         weights: name of formats.FORMATS to quantize the linear layers and the token table; "keep"
-            for the blocks of a GGUF file, on target ort (quantization/kept.py); None keeps weights
+            for the blocks of a GGUF file, on target ort (rounding.kept); None keeps weights
             in dtype.
         calibrate: file with calibration data for weights of 4 bits or int8 and for caches: text, or
             hidden states float32 [tokens,E] in .npy for a model that reads them.

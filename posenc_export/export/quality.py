@@ -9,8 +9,7 @@ import numpy as np
 from posenc_export.export.describe import Model
 from posenc_export.export.expected import eager_session, expected_outputs
 from posenc_export.export.quantization.formats import MIXED, format_of
-from posenc_export.export.quantization.samples import Sample
-from posenc_export.export.quantization.text import MeasuredText, is_default
+from posenc_export.export.quantization.samples import MeasuredText, Sample, is_default
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact.certificate import FAILED, FORM
 from posenc_export.runtime.artefact.manifest import Manifest

@@ -8,11 +8,11 @@ import torch
 from posenc_export.export.describe import Model
 from posenc_export.export.graph_values import dtype_of
 from posenc_export.export.quantization import calibration, mixed, rounding
+from posenc_export.export.quantization.calibration import smoothed
 from posenc_export.export.quantization.formats import KEEP, format_of
 from posenc_export.export.quantization.grid import OnGrid
-from posenc_export.export.quantization.kept import kept
+from posenc_export.export.quantization.rounding import kept
 from posenc_export.export.quantization.samples import Sample
-from posenc_export.export.quantization.smoothing import smoothed
 from posenc_export.export.read_module import ReadAs, ReadModule, as_model
 from posenc_export.export.trace import Source
 from posenc_export.export.weight_file import Keep, WeightFile, in_memory

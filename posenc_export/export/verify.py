@@ -8,17 +8,14 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Union
 import msgspec
 import torch
 
-from posenc_export.export import position_tables
+from posenc_export.export import numbers
 from posenc_export.export.bounds import extent
-from posenc_export.export.conditioning import condition_factor
 from posenc_export.export.describe import Model
-from posenc_export.export.expected import expected_outputs
+from posenc_export.export.expected import against, condition_factor, expected_outputs, oracle_cells
 from posenc_export.export.options import ExportOptions
-from posenc_export.export.oracle_cells import against, oracle_cells
 from posenc_export.export.quantization import samples
 from posenc_export.export.quantization.formats import format_of
-from posenc_export.export.quantization.samples import Sample
-from posenc_export.export.quantization.text import default_sample, is_default
+from posenc_export.export.quantization.samples import Sample, default_sample, is_default
 from posenc_export.export.read_module import read_again
 from posenc_export.export.sources import in_dtype, in_few_bits, in_half
 from posenc_export.export.trace import Source
@@ -222,7 +219,7 @@ def check(
 
 def _known(source: Source) -> Dict[str, Check]:
     """Return the checks that need the module, besides that of its numbers."""
-    of_tables = source.once(("tables",), lambda: position_tables.compare(source.model))
+    of_tables = source.once(("tables",), lambda: numbers.compare_tables(source.model))
     return {"tables": of_tables}
 
 

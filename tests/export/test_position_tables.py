@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from posenc_export.encodings import Geometry, build
-from posenc_export.export import export, position_tables
+from posenc_export.export import export, numbers
 from posenc_export.export.verify import VerificationError
 from posenc_export.models.presets import seeded
 from posenc_export.runtime.artefact import manifest as manifests
@@ -41,14 +41,14 @@ def _model(variant: str, positions: int = RANGE) -> Any:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_row_of_a_table_is_that_of_its_formula(variant: str) -> None:
-    check = position_tables.compare(_model(variant))
+    check = numbers.compare_tables(_model(variant))
     assert check.failures == {} and check.worst <= 1
     unstated = UNSTATED.get(str(VARIANTS[variant]["name"]), set())
     assert {name.rpartition(".")[2] for name in check.skipped} <= unstated
 
 
 def test_a_range_of_many_positions_is_compared_whole() -> None:
-    check = position_tables.compare(_model("rope", 1 << 18))
+    check = numbers.compare_tables(_model("rope", 1 << 18))
     assert check.failures == {} and check.compared == 2 << 18
 
 
@@ -73,7 +73,7 @@ STATED = [
 def test_rows_of_zeros_are_found(variant: str, name: str) -> None:
     model = _model(variant)
     getattr(model.encoding, name).rows[400:432] = 0
-    assert list(position_tables.compare(model).failures) == [f"encoding.{name}"]
+    assert list(numbers.compare_tables(model).failures) == [f"encoding.{name}"]
 
 
 @pytest.mark.parametrize(("variant", "name"), STATED)
@@ -83,7 +83,7 @@ def test_a_number_that_is_off_by_four_units_in_the_last_place_is_found(
     model = _model(variant)
     rows = getattr(model.encoding, name).rows
     rows[2001, 0] += 4 * float(np.spacing(np.float32(rows[2001, 0].abs())))
-    assert list(position_tables.compare(model).failures) == [f"encoding.{name}"]
+    assert list(numbers.compare_tables(model).failures) == [f"encoding.{name}"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from posenc_export.export import export, quality, verify
 from posenc_export.export.describe import describe
 from posenc_export.export.expected import eager_session
-from posenc_export.export.quantization import grid, samples, text
+from posenc_export.export.quantization import grid, samples
 from posenc_export.models.presets import load_preset, seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.models.stack import Text
@@ -39,18 +39,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Quality:
 
 @GROUP
 def test_a_decoder_of_bytes_is_measured_on_the_text_of_the_package(made: Quality) -> None:
-    content = text.TEXT.read_bytes()
+    content = samples.TEXT.read_bytes()
     assert (
         made.inputs == "text of the package"
         and made.sha256 == samples.of_text(content, seeded(BYTES)).sha256
     )
-    assert 0.9 * text.TOKENS < made.tokens <= text.TOKENS and 0 < made.agreement < 1
+    assert 0.9 * samples.TOKENS < made.tokens <= samples.TOKENS and 0 < made.agreement < 1
 
 
 @GROUP
 def test_the_perplexity_of_float32_is_that_of_the_module_on_the_text(made: Quality) -> None:
     model = seeded(BYTES)
-    chosen = text.with_text(None, None, model)[1]
+    chosen = samples.with_text(None, None, model)[1]
     assert chosen is not None
     nats = []
     for window in chosen.sample.windows:
@@ -82,7 +82,7 @@ def test_windows_of_calibration_data_are_held_out_to_measure_the_loss(tmp_path: 
     model, path = seeded(BYTES), tmp_path / "text"
     path.write_bytes(bytes(range(256)) * 10)
     sample = samples.read(path, model)
-    kept, measured = text.with_text(sample, None, model)
+    kept, measured = samples.with_text(sample, None, model)
     assert (
         kept is not None and measured is not None and measured.name == "held-out calibration text"
     )
@@ -97,23 +97,23 @@ def test_a_given_text_is_measured_and_all_calibration_data_is_used(tmp_path: Pat
     model, path = seeded(BYTES), tmp_path / "text"
     path.write_bytes(bytes(range(256)) * 100)
     sample = samples.read(path, model)
-    kept, measured = text.with_text(sample, path, model)
+    kept, measured = samples.with_text(sample, path, model)
     assert (
         kept is sample
         and measured is not None
         and measured.name == "text"
-        and len(measured.sample.windows) == text.MOST
+        and len(measured.sample.windows) == samples.MOST
     )
 
 
 def test_a_text_for_a_model_that_reads_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a decoder with a tokenizer or of bytes"):
-        text.with_text(None, tmp_path / "text", seeded(IDS))
+        samples.with_text(None, tmp_path / "text", seeded(IDS))
 
 
 def test_a_loss_above_the_limit_is_refused_with_its_number_and_better_choices() -> None:
     model = seeded(BYTES)
-    chosen = text.with_text(None, None, model)[1]
+    chosen = samples.with_text(None, None, model)[1]
     assert chosen is not None
     manifest, result = (
         describe(model, "ort", "positions").replace(weights=Weights("int4")),
@@ -177,7 +177,7 @@ def _with_tokenizer() -> Any:
 
 def test_windows_begin_with_tokens_of_the_tokenizer_that_are_not_measured() -> None:
     model = _with_tokenizer()
-    chosen = text.with_text(None, None, model)[1]
+    chosen = samples.with_text(None, None, model)[1]
     assert chosen is not None and chosen.sample.first == 1 and chosen.sample.bytes_of_token == 1.0
     assert (
         (chosen.sample.windows[:, 0] == 256).all()
@@ -193,13 +193,13 @@ def test_windows_begin_with_tokens_of_the_tokenizer_that_are_not_measured() -> N
 
 
 def test_models_with_a_tokenizer_are_calibrated_with_a_text_of_the_package() -> None:
-    sample = text.default_sample(_with_tokenizer())
+    sample = samples.default_sample(_with_tokenizer())
     assert (
         sample is not None
-        and text.is_default(sample.sha256)
-        and text.default_sample(seeded(BYTES)) is None
+        and samples.is_default(sample.sha256)
+        and samples.default_sample(seeded(BYTES)) is None
     )
-    assert not text.is_default(samples.of_text(text.TEXT.read_bytes(), seeded(BYTES)).sha256)
+    assert not samples.is_default(samples.of_text(samples.TEXT.read_bytes(), seeded(BYTES)).sha256)
 
 
 @pytest.mark.exhaustive
@@ -208,6 +208,6 @@ def test_an_artefact_that_is_calibrated_by_default_is_verified_again(tmp_path: P
     manifest = export(model, "ort", tmp_path / "made", weights="int4")
     assert (
         manifest.calibration is not None
-        and text.is_default(manifest.calibration.sha256)
+        and samples.is_default(manifest.calibration.sha256)
         and verify(tmp_path / "made", model)["passed"]
     )

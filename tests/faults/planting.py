@@ -12,8 +12,7 @@ import torch
 
 from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.describe import Model, eager
-from posenc_export.export.expected import expected_outputs
-from posenc_export.export.oracle_cells import oracle_cells
+from posenc_export.export.expected import expected_outputs, oracle_cells
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.ort_graph import OrtGraph
 from posenc_export.runtime.graphs.torch_graph import TorchGraph

@@ -13,9 +13,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from posenc_export.export import ReadAs, Sources, export
-from posenc_export.export.conditioning import TRIES, disturbed
 from posenc_export.export.describe import Model, eager
-from posenc_export.export.expected import eager_session
+from posenc_export.export.expected import TRIES, disturbed, eager_session
 from posenc_export.export.sources import in_dtype
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import decoder_config

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 from posenc_export import export_model  # noqa: E402
-from posenc_export.export.quantization.kept import kept  # noqa: E402
+from posenc_export.export.quantization.rounding import kept  # noqa: E402
 from posenc_export.export.read_module import as_model  # noqa: E402
 from posenc_export.models.pretrained import from_pretrained  # noqa: E402
 from tests.models.checkpoints import saved  # noqa: E402

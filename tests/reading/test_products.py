@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from posenc_export.export import ReadAs, Sources, export
 from posenc_export.export.expected import eager_session
 from posenc_export.export.quantization import calibration
+from posenc_export.export.quantization.calibration import linear_layers, smoothed
 from posenc_export.export.quantization.rounding import rounded
 from posenc_export.export.quantization.samples import Sample
-from posenc_export.export.quantization.smoothing import smoothed
-from posenc_export.export.quantization.uses import linear_layers
 from posenc_export.export.read_module import ReadModule, as_model
 from posenc_export.reading.products import Products, Scaled
 from tests.reading.own_modules import POSITIONS, VOCABULARY, WIDTH, Attends, Decoder

@@ -1,21 +1,154 @@
-"""Second moments of the inputs of linear layers, and scales of cached keys and values."""
+"""What linear layers and tables read on calibration data, whatever the code of a model: second
+moments of inputs, scales of cached keys and values, and smaller outliers of inputs.
 
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence
+Products that round their inputs to 8 bits with one scale per token lose precision by outliers (Xiao
+et al. 2023, SmoothQuant). A channel of the output of a norm that is divided by s in the norm, and
+multiplied by s in the columns of the weights that read it, gives the same products. With s =
+sqrt(largest input / largest weight), outliers of inputs and of weights are shared out. All s are
+powers of 2, so that no number is rounded.
+"""
+
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Type,
+    TypeVar,
+)
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from posenc_export.export.describe import Model, eager
+from posenc_export.encodings.shared.base import PositionEncoding
+from posenc_export.export.describe import eager
 from posenc_export.export.quantization.samples import Sample
-from posenc_export.export.quantization.uses import Use, linear_layers, with_same_input
-from posenc_export.export.quantization.watching import Watcher, Watching
+from posenc_export.export.read_module import OF_MODULE, Model, ReadModule
+from posenc_export.models.attention import Attention
+from posenc_export.models.layer import Layer
+from posenc_export.models.parameters import sharing_weights
+from posenc_export.models.parts.mlps import Gated, Plain
+from posenc_export.models.parts.norms import LayerNorm, RMSNorm
 from posenc_export.models.stack import Stack
 from posenc_export.runtime.artefact.rules import keys_and_values
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.shared.numerics import HEADROOM
 from posenc_export.shared.progress import Progress, Steps, silent
+
+Part = TypeVar("Part", torch.nn.Linear, torch.nn.Embedding)
+
+
+class Use(NamedTuple):
+    """A weight, read as the matrix of a linear layer or as a table of token ids."""
+
+    weight: Tensor
+    linear: bool
+
+
+def linear_layers(model: Model) -> Dict[str, Tensor]:
+    """Return the weights [N,K] of the linear layers that are rounded, by name of the layer."""
+    if isinstance(model, ReadModule):
+        found = model.by_name(model.products.linear)
+        return {name.removesuffix(".weight"): weight for name, weight in found.items()}
+    return {name: part.weight for name, part in _parts(model, torch.nn.Linear)}
+
+
+def tables(model: Model) -> List[Tensor]:
+    """Return the weights of the token tables that are rounded."""
+    if isinstance(model, ReadModule):
+        return list(model.by_name(model.products.tables).values())
+    return [table.weight for _, table in _parts(model, torch.nn.Embedding)]
+
+
+def of_experts(model: Model) -> List[Tensor]:
+    """Return the weights [N,K,M] of experts that are rounded."""
+    if isinstance(model, ReadModule):
+        return list(model.by_name(model.products.experts).values())
+    return []
+
+
+def uses(model: Model) -> List[Use]:
+    """Return the uses of all weights that are rounded."""
+    linear = [Use(weight, True) for weight in linear_layers(model).values()]
+    return linear + [Use(weight, False) for weight in tables(model)]
+
+
+def of_units(model: Model) -> List[Tensor]:
+    """Return the weights of linear layers that read the units of an MLP."""
+    if isinstance(model, ReadModule):
+        return list(model.by_name(model.products.of_units()).values())
+    mlps = [part for part in model.modules() if isinstance(part, (Gated, Plain))]
+    return [part.down.weight for part in mlps]
+
+
+def with_same_input(model: Model) -> Dict[str, str]:
+    """Return the name of the first linear layer that reads the same value, for those after it."""
+    if isinstance(model, ReadModule):
+        same = model.products.with_same_input()
+        names = {
+            name: OF_MODULE + name.removesuffix(".weight") for pair in same.items() for name in pair
+        }
+        return {names[name]: names[first] for name, first in same.items()}
+    gated = [name for name, part in model.named_modules() if isinstance(part, Gated)]
+    return {f"{name}.up": f"{name}.gate" for name in gated}
+
+
+def _parts(model: Model, kind: Type[Part]) -> List[tuple[str, Part]]:
+    """Return the modules of a class by name, without encodings, which stay in float32."""
+    encodings = [part for part in model.modules() if isinstance(part, PositionEncoding)]
+    inside = {id(part) for encoding in encodings for part in encoding.modules()}
+    named = list(model.named_modules(remove_duplicate=False))
+    kept = {name for name, part in named if id(part) in inside}
+    of_kind = ((name, part) for name, part in model.named_modules() if isinstance(part, kind))
+    return [(name, part) for name, part in of_kind if name not in kept]
+
+
+aten = torch.ops.aten
+LINEAR = {torch.nn.functional.linear, aten.linear, aten.linear.default}
+TABLE = {torch.nn.functional.embedding, aten.embedding, aten.embedding.default}
+# Takes an input, and a function that returns the output; returns the output.
+Watcher = Callable[[Tensor, Callable[[], Tensor]], Tensor]
+
+
+class Watching(TorchFunctionMode):
+    """While it is entered, calls of linear layers and look-ups in tables go through watchers.
+
+    Args:
+        watchers: pairs of the use of a weight, and the function that its calls go through.
+    """
+
+    def __init__(self, watchers: Iterable[Tuple[Use, Watcher]]) -> None:
+        super().__init__()
+        self._watchers = {(id(use.weight), use.linear): one for use, one in watchers}
+
+    def __torch_function__(
+        self,
+        function: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Optional[Dict[str, Any]] = None,
+    ) -> Any:
+        named = kwargs or {}
+        if function in LINEAR or function in TABLE:
+            linear = function in LINEAR
+            first, second = args[:2]
+            ids_first = function is torch.nn.functional.embedding
+            x, weight = (first, second) if linear or ids_first else (second, first)
+            watcher = self._watchers.get((id(weight), linear))
+            if watcher is not None:
+                return watcher(x, lambda: function(*args, **named))
+        return function(*args, **named)
+
 
 LARGEST_CODE = 127
 # Smallest scale of a channel, relative to the largest scale of the cache: other text may have
@@ -127,3 +260,89 @@ def run(
         session.reset()
         session.prefill(window[None], start=start, chunk=length, logits_to_keep=None if head else 1)
         steps.advance()
+
+
+SMOOTHING_WINDOWS = 8  # of calibration data
+LEAST_INPUT = 1e-5  # smallest input and weight that are distinguished from 0
+
+
+class Group(NamedTuple):
+    """The weights [K] of a norm, and those [N,K] of the linear layers that alone read it."""
+
+    factors: List[Tensor]
+    readers: List[Tensor]
+
+
+def smoothed(model: Model, sample: Sample, say: Progress = silent) -> Model:
+    """Return a model with equal outputs and scaled norms; it shares other weights."""
+    largest, changed = _largest(model, sample, say), _scaled_weights(model)
+    copied = sharing_weights(model, changed)
+    _scale_norms(copied, largest)
+    if isinstance(copied, ReadModule):
+        names = {id(parameter): name for name, parameter in copied.named_parameters()}
+        copied.changed |= {names[weight] for weight in _scaled_weights(copied)}
+    return copied
+
+
+def _scaled_weights(model: Model) -> List[int]:
+    """Return the ids of all weights that are scaled."""
+    return [id(weight) for group in _norms(model) for part in group for weight in part]
+
+
+def _largest(model: Model, sample: Sample, say: Progress) -> List[Tensor]:
+    """Return the largest magnitude [K] of each channel of what each group reads."""
+    first = [group.readers[0] for group in _norms(model)]
+    largest = [torch.zeros(weight.size(1)) for weight in first]
+    watchers = [
+        (Use(weight, True), _recorder(sums)) for weight, sums in zip(first, largest, strict=True)
+    ]
+    few = sample.kept(SMOOTHING_WINDOWS * sample.windows.shape[1])
+    with Watching(watchers):
+        run(model, few, say, "measuring inputs of weights")
+    return largest
+
+
+def _recorder(largest: Tensor) -> Watcher:
+    """Return a watcher that keeps the largest magnitudes of inputs in `largest` [K]."""
+
+    def record(x: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+        torch.maximum(largest, x.abs().flatten(0, -2).amax(0), out=largest)
+        return compute()
+
+    return record
+
+
+def _scale_norms(model: Model, largest: List[Tensor]) -> None:
+    """Scale norms and the weights that read them in place."""
+    with torch.no_grad():
+        for group, inputs in zip(_norms(model), largest, strict=True):
+            weights = torch.stack([weight.abs().amax(0) for weight in group.readers]).amax(0)
+            ratio = inputs.clamp(min=LEAST_INPUT) / weights.clamp(min=LEAST_INPUT)
+            scale = torch.exp2(torch.log2(ratio).div(2).round())
+            for factor in group.factors:
+                factor /= scale
+            for weight in group.readers:
+                weight *= scale
+
+
+def _norms(model: Model) -> Iterator[Group]:
+    """Yield norms with a weight whose output only linear layers read, with these layers."""
+    if isinstance(model, ReadModule):
+        for found in model.products.scaled():
+            named: List[List[Tensor]] = [[*model.by_name(names).values()] for names in found]
+            if [*map(len, named)] == [*map(len, found)]:  # all of them are weights of the calls
+                yield Group(*named)
+        return
+    for layer in model.modules():
+        if isinstance(layer, Layer) and not layer.residual.of_sum:
+            residual, attention, mlp = layer.residual, layer.attention, layer.mlp
+            if isinstance(attention, Attention) and not attention.by_content:
+                yield from _group(residual.attention_norm, [attention.projection.qkv])
+            read = [mlp.gate, mlp.up] if isinstance(mlp, Gated) else [mlp.up]
+            yield from _group(residual.mlp_norm, read)
+
+
+def _group(norm: torch.nn.Module, linears: List[torch.nn.Linear]) -> Iterator[Group]:
+    if isinstance(norm, (RMSNorm, LayerNorm)):
+        bias = getattr(norm, "bias", None)
+        yield Group([norm.weight, *([] if bias is None else [bias])], [of.weight for of in linears])

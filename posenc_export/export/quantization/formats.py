@@ -35,7 +35,7 @@ class Format:
         return self.projections.block or LONGEST_ROW
 
 
-KEEP = "keep"  # the blocks of a GGUF file (kept.py)
+KEEP = "keep"  # the blocks of a GGUF file (rounding.kept)
 MIXED = "mixed"  # a format of FORMATS for each weight (mixed.py)
 FORMATS: Dict[str, Format] = {
     "int8": Format(Grid(8, None), Grid(8, 32), downs=Grid(8, 32)),

@@ -1,14 +1,78 @@
-"""Rounding of a weight to codes and scales on a grid."""
+"""Rounding of a weight to codes and scales on a grid. With calibration data, columns are rounded
+one after the other, and the error of each is compensated in those not rounded yet (Frantar et al.
+2022, GPTQ, algorithm 1).
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from posenc_export.export.quantization import gptq
 from posenc_export.export.weight_file import Keep
+
+# Added to the second moment of each input, relative to their mean, because the moments of other
+# text differ.
+DAMPING = 0.02
+COLUMNS = 128  # columns that are rounded before the remaining columns are updated
+
+
+class Order(NamedTuple):
+    """Order of the columns, and the factor that distributes the error of a column among the
+    remaining ones.
+
+    The mean squared error of an output with weights w + d is d' M d, where M are the second moments
+    of the inputs. The Cholesky factor of the inverse of M gives its minimum over the remaining
+    columns. Columns with large moments are rounded first, because most columns can then still
+    compensate their error.
+    """
+
+    columns: Tensor  # [K] int64
+    # Upper Cholesky factor of the inverse of the damped moments, in this order [K,K] float32.
+    factor: Tensor
+    sizes: Tensor  # damped mean squares of the inputs [K] float64
+
+
+def order_of(moments: Tensor) -> Order:
+    """Return the order for inputs x with mean x x' = `moments` [K,K] float64."""
+    sizes = moments.diagonal()
+    # If all inputs are 0, weights are rounded independently.
+    damping = DAMPING * float(sizes.mean()) or 1.0
+    columns = sizes.argsort(descending=True, stable=True)
+    damped = moments[columns][:, columns]
+    damped.diagonal().add_(damping)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
+    return Order(columns, torch.linalg.cholesky(inverse, upper=True).float(), sizes + damping)
+
+
+def compensated_codes(
+    weight: Tensor, scales: Tensor, zeros: Tensor, order: Order, least: int, most: int
+) -> Tensor:
+    """Return codes [N,K] float32, whole numbers, with which (code - zero) * scale replaces a weight
+    [N,K] float32. scales, zeros: scale and zero point of each weight [N,K] float32; least, most:
+    smallest and largest code.
+    """
+    columns, factor, _ = order
+    # Transposed, so that a column is contiguous in memory.
+    remaining, steps, zeros = (part.T[columns] for part in (weight, scales, zeros))
+    steps = torch.where(steps == 0, torch.ones_like(steps), steps)
+    result = torch.empty_like(remaining)
+    for first in range(0, len(remaining), COLUMNS):
+        end = min(first + COLUMNS, len(remaining))
+        lost = torch.empty_like(remaining[first:end])
+        for column in range(first, end):
+            step, zero, row = steps[column], zeros[column], factor[column]
+            code = result[column]
+            torch.div(remaining[column], step, out=code).round_().add_(zero).clamp_(least, most)
+            error = lost[column - first]
+            torch.sub(remaining[column], (code - zero).mul_(step), out=error).div_(row[column])
+            # In place: -= on a part of a tensor would copy the part onto itself.
+            remaining[column + 1 : end].sub_(error * row[column + 1 : end, None])
+        remaining[end:].sub_((lost.T.contiguous() @ factor[first:end, end:]).T)
+    return result[columns.argsort()].T
+
 
 ROWS = 4096  # rows of a weight that are rounded at a time
 # Weights that scales are chosen for at a time, by one thread: arrays of them stay in its cache.
@@ -100,18 +164,18 @@ class Grid:
 
     def compensated(self, weight: np.ndarray, moments: torch.Tensor) -> Codes:
         """Return a weight on the grid whose outputs are close to those of `weight` for inputs with
-        the second moments [K,K] float64 (export/quantization/gptq.py).
+        the second moments [K,K] float64.
 
         The squared errors of weights count as much as the mean squares of their inputs when scales
         and zero points are chosen.
         """
-        return self._in_parts(weight, gptq.order_of(moments))
+        return self._in_parts(weight, order_of(moments))
 
-    def _in_parts(self, weight: np.ndarray, order: Optional[gptq.Order]) -> Codes:
+    def _in_parts(self, weight: np.ndarray, order: Optional[Order]) -> Codes:
         parts = [weight[first : first + ROWS] for first in range(0, len(weight), ROWS)]
         return Codes.joined([self._part(part, order) for part in parts])
 
-    def _part(self, weight: np.ndarray, order: Optional[gptq.Order]) -> Codes:
+    def _part(self, weight: np.ndarray, order: Optional[Order]) -> Codes:
         blocks, inputs = self._blocks(weight), weight.shape[1]
         squares = np.ones(inputs) if order is None else order.sizes.numpy()
         sizes = self._blocks(squares.astype(np.float32)[None])
@@ -126,7 +190,7 @@ class Grid:
                 for part in (scales, zeros)
             )
             limits = -self.half, self.half - 1
-            nearest = gptq.codes(torch.from_numpy(weight), steps, offsets, order, *limits)
+            nearest = compensated_codes(torch.from_numpy(weight), steps, offsets, order, *limits)
             codes = self._blocks(nearest.numpy()).astype(np.int8)
         return Codes(codes, scales, inputs, -zeros * scales if self.zeros else None)
 

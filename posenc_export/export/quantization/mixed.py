@@ -14,13 +14,11 @@ from torch import Tensor
 
 from posenc_export.encodings.shared.tables import levels_of
 from posenc_export.export.describe import Model
+from posenc_export.export.quantization.calibration import Use, Watching, uses
 from posenc_export.export.quantization.formats import FORMATS
 from posenc_export.export.quantization.grid import Grid, OnGrid
 from posenc_export.export.quantization.rounding import activations_of
-from posenc_export.export.quantization.samples import Sample
-from posenc_export.export.quantization.text import reads_text
-from posenc_export.export.quantization.uses import Use, uses
-from posenc_export.export.quantization.watching import Watching
+from posenc_export.export.quantization.samples import Sample, reads_text
 from posenc_export.models.whole_pass import whole_pass
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import WEIGHTS

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Optional, Sequence, Set
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.expected_numbers import BY_DISTANCE
+from posenc_export.export.numbers import BY_DISTANCE
 from posenc_export.export.targets import ort_slots
 from posenc_export.export.targets.builder import DOUBLE, FLOAT, Builder, numbers_of, size
 from posenc_export.ops.graph import (

@@ -9,8 +9,8 @@ from typing import Any, Collection, Dict, Tuple
 
 import torch
 
-from posenc_export.export.example_inputs import trace_inputs
-from posenc_export.export.input_writes import refuse_mutation, written_by
+from posenc_export.export.graph_values import trace_inputs
+from posenc_export.export.onnx_program import refuse_mutation, written_by
 from posenc_export.export.signatures import wrap
 from posenc_export.export.trace import Source
 from posenc_export.reading.tracing import short_traces

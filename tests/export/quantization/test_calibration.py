@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from posenc_export.export import export, verify
-from posenc_export.export.quantization import calibration, gptq, samples
+from posenc_export.export.quantization import calibration, grid, samples
 from posenc_export.export.quantization.formats import FORMATS
-from posenc_export.export.quantization.gptq import DAMPING
-from posenc_export.export.quantization.grid import Grid
+from posenc_export.export.quantization.grid import DAMPING, Grid
 from posenc_export.export.quantization.rounding import rounded
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
@@ -101,7 +100,7 @@ def test_compensated_weights_do_not_depend_on_how_many_columns_are_updated_at_a_
 ) -> None:
     weight, x = _weight_and_inputs()
     at_once = Grid(4, 32).compensated(weight, _moments(x)).codes
-    monkeypatch.setattr(gptq, "COLUMNS", 16)
+    monkeypatch.setattr(grid, "COLUMNS", 16)
     assert (
         Grid(4, 32).compensated(weight, _moments(x)).codes != at_once
     ).mean() < 0.01  # sums in another order may round a few weights to the other code

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Types  # noqa: E402
 from posenc_export import export_model, load  # noqa: E402
 from posenc_export.commands.cli import main  # noqa: E402
 from posenc_export.export import sources, verify  # noqa: E402
-from posenc_export.export.quantization.kept import kept  # noqa: E402
+from posenc_export.export.quantization.rounding import kept  # noqa: E402
 from posenc_export.export.read_module import as_model  # noqa: E402
 from posenc_export.models.pretrained import from_pretrained  # noqa: E402
 from posenc_export.runtime.artefact.summary import summary  # noqa: E402

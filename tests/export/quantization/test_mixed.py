@@ -9,9 +9,9 @@ import torch
 
 from posenc_export.export import export, verify
 from posenc_export.export.quantization import mixed, samples
+from posenc_export.export.quantization.calibration import Use
 from posenc_export.export.quantization.mixed import Choice
 from posenc_export.export.quantization.samples import Sample
-from posenc_export.export.quantization.uses import Use
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime.artefact import rules

@@ -10,9 +10,9 @@ import torch
 
 from posenc_export.export.expected import eager_session
 from posenc_export.export.quantization import samples
+from posenc_export.export.quantization.calibration import smoothed
 from posenc_export.export.quantization.formats import FORMATS
 from posenc_export.export.quantization.rounding import rounded
-from posenc_export.export.quantization.smoothing import smoothed
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 
