@@ -1,7 +1,7 @@
 """The graph of a trace in few kinds of nodes: attention taken apart, views as reshapes."""
 
 import operator
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import sympy
 import torch
@@ -13,8 +13,9 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from posenc_export.ops.scores import SUFFIX_SUM
 from posenc_export.reading.complex_numbers import is_complex, real_numbers
 from posenc_export.reading.refused import Refused, refuse, without_wrapper
-from posenc_export.reading.tracing import attention, quiet
+from posenc_export.reading.tracing import added_products, attention, quiet
 from posenc_export.reading.whole import held_by
+from posenc_export.reading.writes import without_writes
 
 aten = torch.ops.aten
 END = 2**63 - 1  # of a slice
@@ -52,22 +53,11 @@ class Cleaned(NamedTuple):
     least: int
 
 
-def _added_products(x: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    """baddbmm as a product and a sum, of which attention reads the product."""
-    return torch.bmm(a, b) * alpha + x * beta
-
-
-def _without_layout(options: Dict[str, Any]) -> Dict[str, Any]:
-    return {k: v for k, v in options.items() if k not in ("layout", "memory_format")}
-
-
 # Memory that a module fills later is zeros, so that every run gives the same numbers.
-DECOMPOSED: Dict[Any, Callable[..., Any]] = {
-    aten.scaled_dot_product_attention.default: attention,
-    aten.baddbmm.default: _added_products,
-    aten.empty.memory_format: lambda size, **o: torch.zeros(size, **_without_layout(o)),
-    aten.empty_like.default: lambda x, **o: torch.zeros_like(x, **_without_layout(o)),
-    aten.new_empty.default: lambda x, size, **o: x.new_zeros(size, **_without_layout(o)),
+ZEROS = {
+    aten.empty.memory_format: aten.zeros.default,
+    aten.empty_like.default: aten.zeros_like.default,
+    aten.new_empty.default: aten.new_zeros.default,
 }
 
 
@@ -208,28 +198,32 @@ def clean(program: ExportedProgram, tokens_moved: bool) -> Cleaned:
 
 
 def _decomposed(program: ExportedProgram) -> ExportedProgram:
-    """Replace the operators of DECOMPOSED; those that write to their inputs become functions.
+    """Let the operators of a program write to no input, and be on real numbers in one graph.
 
     torch's decomposition runs the whole graph again, which takes twice the time of the trace, so it
     is left to graphs that need it.
     """
-    for node in list(program.graph.nodes):
+    graph = program.graph
+    for node in list(graph.nodes):
         if node.target is aten.detach_.default:  # of a constant of the code
             node.replace_all_uses_with(_first(node))
-            program.graph.erase_node(node)
-    if all(_is_plain(node) for node in program.graph.nodes):
+            graph.erase_node(node)
+        elif node.target in ZEROS:
+            node.target = ZEROS[node.target]
+            node.kwargs = {k: v for k, v in node.kwargs.items() if k != "memory_format"}
+    if without_writes(graph) and all(_is_plain(node) for node in graph.nodes):
         return program
-    return program.run_decompositions(DECOMPOSED)
+    return program.run_decompositions(
+        {aten.scaled_dot_product_attention.default: attention, aten.baddbmm.default: added_products}
+    )
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether an operator is none of DECOMPOSED, writes to no input, holds no graph of its own, and
-    gives real numbers.
+    """Whether an operator is no attention as a whole, holds no graph of its own, and gives real
+    numbers.
     """
-    if is_complex(node) or node.target in DECOMPOSED:
+    if is_complex(node) or node.target is aten.scaled_dot_product_attention.default:
         return False
-    if isinstance(node.target, torch._ops.OpOverload):
-        return not node.target._schema.is_mutable
     return not isinstance(node.target, torch._ops.HigherOrderOperator)
 
 

@@ -28,7 +28,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
@@ -39,6 +39,7 @@ from posenc_export.reading.joined import Joined, Trace
 from posenc_export.reading.recurrent_groups import Cut, Form, axes_of, near
 from posenc_export.reading.refused import NOT_THE_PERSONS
 from posenc_export.reading.whole import OneTensor, of_length
+from posenc_export.reading.writes import writes
 
 ROWS, LENGTHS = (3, 5, 11, 47, 53), (7, 9, 13, 17, 19, 23, 29, 31, 37)  # of the calls to trace
 TRACES = 3  # of a function, which show how numbers in it depend on rows and tokens
@@ -352,14 +353,9 @@ def _traced(given: Stand, tensors: List[Tensor]) -> GraphModule:
     # Values of nodes are not needed, and take most of the time of a trace.
     with mock.patch.object(proxy_tensor, "extract_val", lambda value, **_: None):
         traced = make_fx(given, pre_dispatch=True)(*tensors)
-        if any(is_effect(node) for node in traced.graph.nodes):
+        if any(writes(node) for node in traced.graph.nodes):
             traced = make_fx(torch.func.functionalize(given, remove="mutations"))(*tensors)
     return traced
-
-
-def is_effect(node: Node) -> bool:
-    """Return whether an operator writes to an input."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 class _Draws:

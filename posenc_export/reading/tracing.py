@@ -130,6 +130,13 @@ def attention(
     return torch.matmul(torch.softmax(scores, -1), value)
 
 
+def added_products(
+    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> Tensor:
+    """baddbmm as a product and a sum, of which attention reads the product."""
+    return torch.bmm(batch1, batch2) * alpha + input * beta
+
+
 def _flex(
     query: Tensor,
     key: Tensor,
@@ -258,8 +265,12 @@ def _attempt(plain: OneTensor, x: Tensor, most: int, active: List[Remedy]) -> Ex
         try:
             if is_joined:
                 traced = _joined(copied, x)
-            by = mock.patch.object(nn.functional, "scaled_dot_product_attention", attention)
-            stack.enter_context(by)
+            for owner, name, by in (
+                (nn.functional, "scaled_dot_product_attention", attention),
+                (torch, "baddbmm", added_products),
+                (Tensor, "baddbmm", added_products),
+            ):
+                stack.enter_context(mock.patch.object(owner, name, by))
             return torch.export.export(
                 traced, copied.inputs(x), dynamic_shapes=tuple(sizes), strict=strict
             )
