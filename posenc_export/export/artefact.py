@@ -26,6 +26,7 @@ from posenc_export.models.block import AttentionBlock
 from posenc_export.models.stack import Text
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.places import check_folder
 from posenc_export.runtime.artefact.publish import StagingFolder, sweep
@@ -245,12 +246,14 @@ def _written(
     _write_text(text_of(source.model), folder)
     if not isinstance(source.model, AttentionBlock):
         loader_configs.write(source.model, manifest, folder)
-    compared = numbers.compare(folder, manifest, source) if options.verify else numbers.NOTHING
+    compared, digests = Check(0, "numbers"), dict[str, str]()
+    if options.verify:
+        compared, digests = numbers.compare(folder, manifest, source)
     # The files of the graph were hashed as they were written.
     paths = sorted(folder.iterdir())
     listed = {path.name: manifest.files.get(path.name) or files.entry(path) for path in paths}
-    manifest = manifest.replace(reference=stored, files=listed, constants=compared.digests)
-    return Written(manifest, expected, compared.check)
+    manifest = manifest.replace(reference=stored, files=listed, constants=digests)
+    return Written(manifest, expected, compared)
 
 
 def _write_text(text: Text, folder: Path) -> None:

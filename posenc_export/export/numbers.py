@@ -8,7 +8,7 @@ float64.
 
 import hashlib
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.graphs.onnx_nodes import read
 from posenc_export.runtime.graphs.torch_files import read_program, read_script
-from posenc_export.runtime.verification.constants import Constants, Digests, Place
+from posenc_export.runtime.verification.constants import Constants, Place, digests_of
 from posenc_export.shared.numerics import LEVELS
 
 OF_SCALES = ".scale"  # ends the name of the scales of a cache in 8 bits
@@ -341,22 +341,15 @@ ADDING = {"MatMulNBits": ("MatMul", "FusedMatMul"), "GatherBlockQuantized": ("Ga
 LOWERED = "lowered."  # begins the names of constants of lowerings, such as shapes and factors
 
 
-class Compared(NamedTuple):
-    """Result of the comparison: the check, and the digests of the numbers for the manifest."""
-
-    check: Check
-    digests: Dict[str, str]
-
-
-NOTHING = Compared(Check(0, "numbers"), {})
-
-
-def compare(folder: Path, manifest: Manifest, source: Source) -> Compared:
-    """Compare the numbers of a new artefact with those of its module."""
+def compare(folder: Path, manifest: Manifest, source: Source) -> Tuple[Check, Dict[str, str]]:
+    """Compare the numbers of a new artefact with those of its module. Also return the digests of an
+    ONNX graph, for its manifest.
+    """
     if graph_file(manifest) != "model.onnx":
-        return Compared(compare_tensors(folder, manifest, source.model), {})
+        return compare_tensors(folder, manifest, source.model), {}
     constants = Constants(read(folder / graph_file(manifest)), folder)
-    return _Comparison(constants, ExpectedNumbers(source, manifest)).run()
+    check = _Comparison(constants, ExpectedNumbers(source, manifest)).run()
+    return check, digests_of(constants)
 
 
 class _Comparison:
@@ -376,15 +369,12 @@ class _Comparison:
         self.compared, self.worst = 0, 0.0
         self.tensors = expected.tensors
 
-    def run(self) -> Compared:
-        digests = Digests(self.constants)
+    def run(self) -> Check:
         names: Set[str] = set()
         for place in self.constants.decoded():
-            digests.add(place)
             names.update(place.names)
             self._decoded(place)
         for place in self.constants.plain():
-            digests.add(place)
             names.update(place.names)
         for name in self.constants.stored:
             if name not in names:
@@ -392,8 +382,7 @@ class _Comparison:
             elif name.rpartition(".")[2] not in CODES:
                 self._stored(name)
         self._held()
-        check = Check(self.compared, "numbers", self.worst, self.failures, self.skipped)
-        return Compared(check, digests.result())
+        return Check(self.compared, "numbers", self.worst, self.failures, self.skipped)
 
     def _stored(self, name: str) -> None:
         """Compare a constant that is stored as it is."""
