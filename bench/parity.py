@@ -37,7 +37,7 @@ COLUMNS: Dict[str, Dict[str, Tuple[str, ...]]] = {
     },
     "encoder": {
         "full": ("at once",),
-        "offset": ("start 1000", "start 1064"),
+        "offset": ("starts 0, 1000, 1064",),
         "padding": ("padding",),
         "ragged": ("ragged",),
         "oracle": ("oracle",),

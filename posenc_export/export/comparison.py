@@ -66,7 +66,7 @@ def compare(
         sees_later = bool(session.manifest.states) and _sees_later(original, case, accuracy)
         raise ValueError(_disagreement(whole, case, error, accuracy, sees_later))
     columns = np.arange(case.full.shape[-1])
-    expected = Expected(columns, {0: case}, {}, None)
+    expected = Expected(columns, case, {}, None)
     measured = measuring.measure(session, expected, accuracy, lambda _: None)
     cells = {FULL: error, **measured.cells}
     worst = max(cells, key=lambda name: cells[name])

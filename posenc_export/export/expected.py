@@ -40,18 +40,16 @@ def expected_outputs(
     if long:
         length = grid_inputs.length_for(manifest, edges)
     what = f"{manifest.target}: computing the outputs of the module"
-    steps = Steps(say, what, len(grid_inputs.starts(manifest)) * of_case + length, "tokens")
-    cases, sequence = {}, None
-    for start in grid_inputs.starts(manifest):
-        cases[start] = _case(session, manifest, start)
-        steps.advance(len(cases) * of_case)
+    steps = Steps(say, what, of_case + length, "tokens")
+    case, sequence = _case(session, manifest), None
+    steps.advance(of_case)
     if length:
-        whole, before = eager_session(model, length), len(cases) * of_case
-        sequence = outputs_by(whole, manifest, edges, lambda read: steps.advance(before + read))
+        whole = eager_session(model, length)
+        sequence = outputs_by(whole, manifest, edges, lambda read: steps.advance(of_case + read))
     columns, *of_readout = (np.arange(int(value.axes[-1])) for value in manifest.outputs)
     attributes = _attribute_cases(session, manifest)
     try:
-        return Expected(columns, cases, attributes, sequence, *of_readout)
+        return Expected(columns, case, attributes, sequence, *of_readout)
     except ValueError as error:
         raise _cause(model, manifest) or error from None
 
@@ -71,7 +69,7 @@ def _cause(model: Model, manifest: Manifest) -> Optional[ValueError]:
     wide, places = in_dtype(model, "float32"), list[str]()
     modules = wide.named_modules()
     hooks = [part.register_forward_hook(partial(_note, places, name)) for name, part in modules]
-    _case(eager_session(wide, grid_inputs.length_of(manifest)), manifest, 0)
+    _case(eager_session(wide, grid_inputs.length_of(manifest)), manifest)
     for hook in hooks:
         hook.remove()
     got = f"NaN or infinity from {places[0]}" if places else ""
@@ -92,16 +90,16 @@ def eager_session(model: Model, capacity: Optional[int] = None) -> Session:
     return Loaded(TorchGraph(module, described)).session(capacity=capacity)
 
 
-def _case(session: Session, manifest: Manifest, start: int) -> Case:
+def _case(session: Session, manifest: Manifest) -> Case:
     tokens, other, fork_at = grid_inputs.case_inputs(manifest)
-    sources = grid_inputs.encoder_rows(manifest, len(tokens))
-    full, other_full = (full_pass(session, rows, start, sources) for rows in (tokens, other))
-    readout = session.read_out(tokens, start=start) if len(manifest.outputs) == 2 else None
-    return Case(tokens, full, start, fork_at, other, other_full, sources, readout)
+    starts, sources = grid_inputs.starts(manifest), grid_inputs.encoder_rows(manifest, len(tokens))
+    full, other_full = (full_pass(session, rows, starts, sources) for rows in (tokens, other))
+    readout = session.read_out(tokens, start=starts) if len(manifest.outputs) == 2 else None
+    return Case(tokens, full, starts, fork_at, other, other_full, sources, readout)
 
 
 def full_pass(
-    session: Session, tokens: np.ndarray, start: int, encoder: Optional[Sequence[np.ndarray]]
+    session: Session, tokens: np.ndarray, start: Any, encoder: Optional[Sequence[np.ndarray]]
 ) -> np.ndarray:
     """Return the outputs of all tokens in one call of a session that computes in float32."""
     session.reset()
@@ -139,12 +137,6 @@ def against(model: Model) -> str:
     return "its formula in float64"
 
 
-def _oracle_of(model: Model, case: Case, start: int) -> np.ndarray:
-    """Return the oracle's output for the first row of a case, [1,L,*] float64."""
-    encoder = None if case.encoder is None else case.encoder[0]
-    return oracle.full_pass(model, case.tokens[0], start, encoder=encoder)[None]
-
-
 def _read_at_once(model: Model, sequence: LongSequence) -> int:
     """Return how many tokens of a sequence a causal module reads in float64."""
     length = sequence.tokens.shape[1]
@@ -155,10 +147,13 @@ def _read_at_once(model: Model, sequence: LongSequence) -> int:
 def oracle_cells(
     model: Model, manifest: Manifest, expected: Expected, say: Progress = silent
 ) -> Dict[str, float]:
-    """Return the errors of the expected outputs of one row per case against the float64 oracle."""
-    cells, model = {}, in_dtype(model, "float32")
+    """Return the errors of the expected outputs against the float64 oracle: of the first row with
+    each start, and of a row of each case with attributes.
+    """
+    cells, model, case = {}, in_dtype(model, "float32"), expected.case
+    starts = list(case.start)
     what = f"{manifest.target}: comparing the module with its formula"
-    steps = Steps(say, what, len(expected.cases) + len(expected.attribute_cases), "rows")
+    steps = Steps(say, what, len({*starts}) + len(expected.attribute_cases), "rows")
     read = isinstance(model, ReadModule)  # whose own code begins at position 0
     if read and expected.long is not None:
         sequence = expected.long
@@ -169,14 +164,14 @@ def oracle_cells(
         (encoded,) = encoder_rows(manifest, 1) or (None,)
         exact = oracle.full_pass(model, sequence.tokens[0, :length], 0, encoder=encoded)[compared]
         cells["oracle, the long sequence"] = worst_error(outputs[0], exact)
-    for start, case in expected.cases.items():
-        if read and start:
-            continue
-        exact = _oracle_of(model, case, start)
-        cells[f"oracle, start {start}"] = worst_error(case.full[:1], exact)
+    for start in [0] if read else sorted({*starts}):
+        row = starts.index(start)
+        encoder = None if case.encoder is None else case.encoder[row]
+        exact = oracle.full_pass(model, case.tokens[row], start, encoder=encoder)
+        cells[f"oracle, start {start}"] = worst_error(case.full[row], exact)
         if case.readout is not None and isinstance(model, ReadModule):
             cells[f"oracle, start {start}: {manifest.outputs[1].name}"] = worst_error(
-                case.readout[0], model.readout.exact(exact[0])
+                case.readout[row], model.readout.exact(exact)
             )
         steps.advance()
     for name, (fed, full) in expected.attribute_cases.items():
@@ -200,15 +195,15 @@ def condition_factor(model: Model, expected: Expected, tolerance: float) -> floa
     models whose activations have large outliers, no smaller tolerance is met by correct artefacts.
 
     Args:
-        expected: outputs of the model, of every case.
+        expected: outputs of the model.
         tolerance: that of numerics.tolerance, which assumes a well-conditioned model.
     """
-    change, length = 0.0, max(case.tokens.shape[1] for case in expected.cases.values())
+    change, case = 0.0, expected.case
     for seed in range(TRIES):
-        session = eager_session(disturbed(in_dtype(model, "float32"), seed), length)
-        for start, case in expected.cases.items():
-            outputs = full_pass(session, case.tokens, start, case.encoder)
-            change = max(change, worst_error(outputs, case.full))
+        other = disturbed(in_dtype(model, "float32"), seed)
+        session = eager_session(other, case.tokens.shape[1])
+        outputs = full_pass(session, case.tokens, case.start, case.encoder)
+        change = max(change, worst_error(outputs, case.full))
     return max(1.0, min(SAFETY * change, LIMIT) / tolerance)
 
 

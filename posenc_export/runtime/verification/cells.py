@@ -4,9 +4,8 @@ of the long sequence, with calls of each kind on both sides of every edge, and a
 Shapes: B batch, L tokens of a sequence, V numbers of an output.
 """
 
-import dataclasses
 import functools
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Callable, Dict, Iterator, List, Mapping, Optional
 
 import numpy as np
 
@@ -154,40 +153,16 @@ def cells_of(manifest: Manifest, expected: Expected, level: Level) -> Iterator[C
     """Yield all cells of a grid."""
     if expected.long is not None and level is Level.WHOLE:
         yield from long_cells(manifest, expected.long)
-    for case in _cases(manifest, expected, level):
+    for rows in sorted(grid_inputs.BATCHES, reverse=True)[: 2 if level is Level.WHOLE else 1]:
+        case = expected.case.rows(rows)
         starts = [case.start] if isinstance(case.start, int) else case.start
-        plural = "s" if len(starts) > 1 else ""
-        name = f"batch {len(case.tokens)}, start{plural} {', '.join(map(str, starts))}"
+        named = ", ".join(map(str, starts)) if len({*starts}) > 1 else f"{starts[0]}"
+        name = f"batch {rows}, start{'s' * (len({*starts}) > 1)} {named}"
         yield from _case_cells(manifest, name, case, level)
     for name, (attributes, full) in expected.attribute_cases.items():
         if level >= Level.QUICK:
             run = _coordinates if name == "coordinates" else _segments
             yield Cell(name, functools.partial(run, case=attributes, full=full))
-
-
-def _cases(manifest: Manifest, expected: Expected, level: Level) -> List[Case]:
-    """Return the cases of a grid: several rows, which with caches have different starts, and one
-    row.
-    """
-    cases = list(expected.cases.values())
-    if manifest.states and level >= Level.QUICK:
-        cases = [_beside_each_other(cases)]
-    if level <= Level.QUICK:
-        return cases[:1]
-    return [*cases, cases[0].rows(min(grid_inputs.BATCHES))]
-
-
-def _beside_each_other(cases: Sequence[Case]) -> Case:
-    """Return a case whose rows have the starts of all cases, which have the same tokens."""
-    if len(cases) == 1:
-        return cases[0]
-    rows = [(row, cases[row % len(cases)]) for row in range(len(cases[0].tokens))]
-    return dataclasses.replace(
-        cases[0],
-        full=np.stack([case.full[row] for row, case in rows]),
-        other_full=np.stack([case.other_full[row] for row, case in rows]),
-        start=[int(np.max(case.start)) for _, case in rows],
-    )
 
 
 def _case_cells(manifest: Manifest, name: str, case: Case, level: Level) -> Iterator[Cell]:

@@ -186,11 +186,12 @@ def length_of(manifest: Manifest) -> int:
 
 
 def starts(manifest: Manifest) -> List[int]:
-    """Return the start positions of sequences: 0, the last, and unless large one in between."""
-    if manifest.signature == "mask":
-        return [0]  # the graph counts positions from the mask
+    """Return the start positions of rows: 0, the last, and unless large one in between."""
     last = manifest.max_positions - length_of(manifest)
-    return sorted({0, last} if is_large(manifest) else {0, min(1000, last), last})
+    chosen = sorted({0, last} if is_large(manifest) else {0, min(1000, last), last})
+    if manifest.signature == "mask":
+        chosen = [0]  # the graph counts positions from the mask
+    return [chosen[row % len(chosen)] for row in range(max(BATCHES))]
 
 
 def grid_of(manifest: Manifest) -> Tuple[Any, ...]:

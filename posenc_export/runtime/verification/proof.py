@@ -100,7 +100,7 @@ class Expected:
     """
 
     columns: np.ndarray  # indices of the compared numbers of an output [V]
-    cases: Dict[int, Case]  # by start position, for the larger of grid_inputs.BATCHES
+    case: Case  # of the larger of grid_inputs.BATCHES, whose rows have different starts
     # By name of a cell, inputs and expected outputs [2,L,V], if the encoding has coordinates or the
     # model has segments
     attribute_cases: Dict[str, Tuple[AttributeCase, np.ndarray]]
@@ -110,10 +110,9 @@ class Expected:
 
     def __post_init__(self) -> None:
         outputs = {name: [full] for name, (_, full) in self.attribute_cases.items()}
-        for start, case in self.cases.items():
-            outputs[f"start {start}"] = [case.full, case.other_full]
-            if case.readout is not None:
-                outputs[f"readout, start {start}"] = [case.readout]
+        outputs["rows of tokens"] = [self.case.full, self.case.other_full]
+        if self.case.readout is not None:
+            outputs["readout"] = [self.case.readout]
         if self.long is not None:
             outputs["the long sequence"] = [self.long.outputs]
         for name, arrays in outputs.items():
@@ -199,14 +198,13 @@ def write(manifest: Manifest, expected: Expected, accuracy: Accuracy, folder: Pa
         accuracy.float32,
         edges or {},
     )
-    parts, cases = [], expected.cases.values()
-    for case in cases:
-        parts += [case.full, case.other_full[:, case.fork_at :]]
+    case = expected.case
+    parts = [case.full, case.other_full[:, case.fork_at :]]
     parts += [full for _, full in expected.attribute_cases.values()]
     if expected.long is not None:
         stored = np.isin(expected.long.compared, _places(manifest, expected.long.edges))
         parts.append(expected.long.outputs[:, stored])
-    parts += [case.readout for case in cases if case.readout is not None]
+    parts += [] if case.readout is None else [case.readout]
     layout = _layout(manifest, reference)
     pairs = zip(parts, layout, strict=True)
     content = b"".join(part[..., columns].astype("<f4").tobytes() for part, (_, columns) in pairs)
@@ -233,9 +231,8 @@ def read(manifest: Manifest, folder: Path) -> Expected:
     expected = _expected(manifest, layout[0][1], parts)
     if len(manifest.outputs) < 2:
         return expected
-    cases = zip(expected.cases.items(), parts, strict=True)
-    known = {start: replace(case, readout=readout) for (start, case), readout in cases}
-    return replace(expected, cases=known, readout_columns=layout[-1][1])
+    case = replace(expected.case, readout=next(parts))
+    return replace(expected, case=case, readout_columns=layout[-1][1])
 
 
 def _layout(manifest: Manifest, reference: Reference) -> List[Tuple[Tuple[int, ...], np.ndarray]]:
@@ -246,11 +243,10 @@ def _layout(manifest: Manifest, reference: Reference) -> List[Tuple[Tuple[int, .
     edges = reference.edges if reference.filled else None
     layout = [(shape, columns) for shape in _shapes(manifest, edges)]
     for value in manifest.outputs[1:]:
-        starts = grid_inputs.starts(manifest)
         tokens = () if len(value.axes) == 2 else (grid_inputs.length_of(manifest),)
         shape, size = (max(grid_inputs.BATCHES), *tokens), int(value.axes[-1])
-        count = max(1, min(size, LARGEST // (4 * len(starts) * math.prod(shape))))
-        layout += [(shape, _drawn(size, count))] * len(starts)
+        count = max(1, min(size, LARGEST // (4 * math.prod(shape))))
+        layout.append((shape, _drawn(size, count)))
     return layout
 
 
@@ -266,22 +262,18 @@ def _places(manifest: Manifest, edges: Mapping[str, int]) -> np.ndarray:
 def _shapes(manifest: Manifest, edges: Optional[Mapping[str, int]]) -> List[Tuple[int, ...]]:
     """Return the shapes of the parts of the first output; edges: None without a long sequence."""
     length, rows = grid_inputs.length_of(manifest), max(grid_inputs.BATCHES)
-    shapes: List[Tuple[int, ...]] = []
-    for _ in grid_inputs.starts(manifest):
-        shapes += [(rows, length), (rows, length - length // 2)]
+    shapes: List[Tuple[int, ...]] = [(rows, length), (rows, length - length // 2)]
     shapes += [(2, length)] * len(grid_inputs.attribute_inputs(manifest))
     return shapes if edges is None else [*shapes, (1, len(_places(manifest, edges)))]
 
 
 def _expected(manifest: Manifest, columns: np.ndarray, parts: Iterator[np.ndarray]) -> Expected:
     """Return the expected outputs of `parts`, which are in the order of `_shapes`."""
-    cases: Dict[int, Case] = {}
-    for start in grid_inputs.starts(manifest):
-        tokens, other, fork_at = grid_inputs.case_inputs(manifest)
-        full, ending = next(parts), next(parts)
-        other_full = np.concatenate((full[:, :fork_at], ending), axis=1)
-        encoder = grid_inputs.encoder_rows(manifest, len(tokens))
-        cases[start] = Case(tokens, full, start, fork_at, other, other_full, encoder)
+    tokens, other, fork_at = grid_inputs.case_inputs(manifest)
+    starts, encoder = grid_inputs.starts(manifest), grid_inputs.encoder_rows(manifest, len(tokens))
+    full, ending = next(parts), next(parts)
+    other_full = np.concatenate((full[:, :fork_at], ending), axis=1)
+    case = Case(tokens, full, starts, fork_at, other, other_full, encoder)
     inputs = grid_inputs.attribute_inputs(manifest).items()
     attribute_cases = {name: (case, next(parts)) for name, case in inputs}
     assert manifest.reference is not None  # checked by `read`
@@ -290,4 +282,4 @@ def _expected(manifest: Manifest, columns: np.ndarray, parts: Iterator[np.ndarra
         length = grid_inputs.length_for(manifest, edges)
         tokens, places = grid_inputs.tokens_of(manifest, length), _places(manifest, edges)
         long = grid_inputs.LongSequence(tokens, places, next(parts), edges)
-    return Expected(columns, cases, attribute_cases, long)
+    return Expected(columns, case, attribute_cases, long)

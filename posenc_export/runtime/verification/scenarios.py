@@ -269,17 +269,18 @@ def last_of_ragged(session: Calls, case: Case) -> Pairs:
 def ragged_at_once(session: Calls, case: Case) -> Pairs:
     """Prefill rows of different lengths together, and compare with each row alone."""
     rows = _shortened(case)
-    together = session.prefill(rows, start=case.start)
+    together = session.prefill(rows, **case.beginning())
     for row, tokens in enumerate(rows):
-        yield together[row, : len(tokens)], session.prefill(tokens[None], start=case.start)[0]
+        alone = session.prefill(tokens[None], **case.beginning(row, row + 1))
+        yield together[row, : len(tokens)], alone[0]
 
 
 def read_out_of_ragged(session: Session, case: Case) -> Pairs:
     """As `ragged_at_once`, with the second output."""
     rows = _shortened(case)
-    together = session.read_out(rows, case.start)
+    together = session.read_out(rows, **case.beginning())
     for row, tokens in enumerate(rows):
-        yield together[row], session.read_out(tokens[None], case.start)[0]
+        yield together[row], session.read_out(tokens[None], **case.beginning(row, row + 1))[0]
 
 
 def _shortened(case: Case) -> Sequence[np.ndarray]:
