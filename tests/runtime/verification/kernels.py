@@ -134,7 +134,7 @@ def other(kernel: Kernel, **attributes: Any) -> Fault:
     step = kernel.nodes[-1]
     known = tuple({**dict(step.attributes), **attributes}.items())
     different = replace(kernel, nodes=(*kernel.nodes[:-1], step._replace(attributes=known)))
-    return Fault(kernel, lambda trial: replace(trial, nodes=suite.trial(different).nodes))
+    return Fault(kernel, lambda trial: trial._replace(nodes=suite.trial(different).nodes))
 
 
 def stored(kernel: Kernel, name: str, change: Change) -> Fault:
@@ -144,7 +144,7 @@ def stored(kernel: Kernel, name: str, change: Change) -> Fault:
         values = {value.name: value for value in trial.constants}
         numbers = values[name].array(Path())
         values[name] = constant(name, change(numbers).astype(numbers.dtype))
-        return replace(trial, constants=[*values.values()])
+        return trial._replace(constants=[*values.values()])
 
     return Fault(kernel, altered)
 

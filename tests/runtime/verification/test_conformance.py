@@ -1,13 +1,11 @@
 """Kernels of this machine keep their contracts, wrong ones are found, and results are kept."""
 
-import json
 import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Set, Tuple
 
-import msgspec
 import numpy as np
 import onnx
 import onnxruntime
@@ -232,18 +230,17 @@ def test_a_broken_contract_is_never_kept(empty: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda text: b"",
-        lambda text: b"{}",
-        lambda text: json.dumps({**text, "worst": 1.5}).encode(),
-        lambda text: json.dumps({**text, "worst": -1}).encode(),
-        lambda text: json.dumps({**text, "more": 1}).encode(),
-        lambda text: json.dumps(text).replace("opset=23", "opset=22").encode(),
+        b"",
+        b"1.5",
+        b"-1",
+        b"nan",
+        bytes([255]),
     ],
 )
-def test_a_damaged_result_is_tried_again(damage: Callable[[Any], bytes], empty: Path) -> None:
+def test_a_damaged_result_is_tried_again(damage: bytes, empty: Path) -> None:
     ran([KERNEL])
     (file,) = empty.iterdir()
-    file.write_bytes(damage(json.loads(file.read_bytes())))
+    file.write_bytes(damage)
     assert ran([KERNEL]) == [True] and ran([KERNEL]) == [False]
 
 
@@ -338,7 +335,6 @@ def test_a_wrong_kernel_is_refused_by_export_and_by_verify(
 
 def test_an_artefact_names_no_file_of_results(empty: Path, artefacts: Artefacts) -> None:
     checked(artefacts("int8-ort"))
-    files = list(empty.parent.rglob("*"))
-    assert all(re.fullmatch(r"[0-9a-f]{64}\.json|kernels", file.name) for file in files)
-    stored = [msgspec.json.decode(file.read_bytes(), type=suite.Kept) for file in empty.iterdir()]
-    assert all("layers.0" not in entry.contract for entry in stored)
+    kept = [file for file in empty.parent.rglob("*") if file.name != "kernels"]
+    assert kept and all(re.fullmatch("[0-9a-f]{64}", file.name) for file in kept)
+    assert all(0 <= float(file.read_text()) <= 1 for file in kept)

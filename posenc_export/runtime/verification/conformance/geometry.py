@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Set, Tuple
+from typing import Any, Dict, List, Set
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import onnx_nodes, onnx_parts
@@ -11,34 +11,13 @@ from posenc_export.runtime.graphs.onnx_nodes import TYPES, Node
 from posenc_export.runtime.graphs.ort_options import in_float32
 from posenc_export.runtime.verification import constants, described
 from posenc_export.runtime.verification.conformance.attention import INPUTS, INTEGERS
-from posenc_export.runtime.verification.conformance.operators import CACHED, LEAST
+from posenc_export.runtime.verification.conformance.operators import CACHED, CONTRACTS, LEAST
 from posenc_export.runtime.verification.conformance.trial import Attributes, Kernel, Step, Stored
 from posenc_export.runtime.verification.integer_graph import integer_part
 
-# Attributes that contracts know, and numbers of inputs, by operator.
-KNOWN: Mapping[str, Tuple[str, int]] = {
-    "MatMulNBits": ("K N bits block_size accuracy_level", 4),
-    "MatMul": ("", 2),
-    "MatMulIntegerToFloat": ("", 5),
-    "GatherBlockQuantized": ("bits block_size gather_axis quantize_axis", 4),
-    "DequantizeLinear": ("axis block_size", 3),
-    "QMoE": ("k activation_type swiglu_fusion activation_alpha activation_beta swiglu_limit "
-             "expert_weight_bits block_size accuracy_level", 8),
-    **dict.fromkeys(CACHED, (
-        "num_heads kv_num_heads scale softcap local_window_size chunk_size do_rotary key_row_scale "
-        "rotary_interleaved k_quant_type v_quant_type kv_cache_bit_width qk_output", len(INPUTS))),
-    "Attention": ("scale softcap q_num_heads kv_num_heads", 6),
-    "RotaryEmbedding": ("interleaved num_heads rotary_embedding_dim", 4),
-    "TensorScatter": ("axis mode", 3),
-    "CumSum": ("exclusive reverse", 2),
-    "ReduceSum": ("keepdims noop_with_empty_axes", 2),
-}  # fmt: skip
 FOLDED = {*constants.FOLDED, "Reshape", "DequantizeLinear"}
 SUMS, BLOCKED = ("CumSum", "ReduceSum"), ("MatMulNBits", "QMoE")
 PRODUCTS = (*BLOCKED, "MatMul", "MatMulIntegerToFloat", "GatherBlockQuantized")
-# Of products and rows, the number of inputs that are no constants.
-COMPUTED = {"MatMulNBits": 1, "MatMul": 1, "MatMulIntegerToFloat": 3, "GatherBlockQuantized": 1,
-            "DequantizeLinear": 1, "QMoE": 2}  # fmt: skip
 ON_FLOATS = (*CACHED, "Attention", "RotaryEmbedding")
 LIKE_FIRST = ("Unsqueeze", "Expand", "Reshape", "Transpose", "Slice", "Concat", "Gather")
 TRUE_OR_FALSE = ("And", "Or", "Not", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
@@ -112,7 +91,7 @@ class Graph:
         no nodes for others.
         """
         operator, constants, weight = node.operator, self.nodes.constants, node.inputs[1:2]
-        if operator not in KNOWN or not self.folded.isdisjoint(node.outputs):
+        if operator not in CONTRACTS or not self.folded.isdisjoint(node.outputs):
             return []
         if operator in SUMS and node.outputs[0] not in self.integers:
             return []
@@ -138,8 +117,9 @@ class Graph:
     def kernel(self, nodes: List[Node]) -> Kernel:
         """Return the kernel of nodes. Raise Left if it has no contract."""
         node, names = nodes[-1], {"": ""}
-        known, count = KNOWN[node.operator]
-        others = [*({*node.attributes} - {*known.split()}), *filter(None, node.inputs[count:])]
+        contract = CONTRACTS[node.operator]
+        others = [*({*node.attributes} - {*contract.attributes.split()})]
+        others += filter(None, node.inputs[contract.inputs :])
         if others:
             raise Left(f"{', '.join(sorted(others))}: not in the contract")
         if node.operator in ON_FLOATS and self.manifest.dtype != "float32":
@@ -158,7 +138,7 @@ class Graph:
             names |= {name: f"{number}:{index}" for index, name in enumerate(outputs)}
             reads, writes = (tuple(names[n] for n in ends) for ends in (part.inputs, outputs))
             steps.append(Step(part.operator, reads, writes, _attributes(part), part.domain))
-        if len(free) != COMPUTED.get(node.operator, len(free)) or not self._is_written(nodes):
+        if contract.computed not in (-1, len(free)) or not self._is_written(nodes):
             raise Left("in another layout than the exporter writes")
         plain = "accuracy_level" in sizes and not self.level
         bits = 4 if any(value.element == "int4" for value in constants) else 8

@@ -10,7 +10,7 @@ H hidden channels of an expert.
 """
 
 import platform
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.onnx_nodes import Node
 from posenc_export.runtime.verification import constants
 from posenc_export.runtime.verification.conformance.attention import (
+    INPUTS,
     ROTATED,
     by_query_head,
     cached_attention,
@@ -390,17 +391,39 @@ def _linear(known: Mapping[str, Any], parts: List[np.ndarray], x: Bounded) -> Bo
     return x[0] @ w.T + bias, error
 
 
-CASES: Mapping[str, Callable[[Kernel, Node, Values], Case]] = {
-    "MatMulNBits": _by_block,
-    "MatMul": _multiplied,
-    "MatMulIntegerToFloat": _of_integers,
-    "GatherBlockQuantized": _gathered,
-    "DequantizeLinear": _dequantized_rows,
-    "Attention": _attention,
-    "RotaryEmbedding": _rotary,
-    "TensorScatter": _scattered,
-    "CumSum": _summed,
-    "ReduceSum": _summed,
-    "QMoE": _chosen_experts,
-    **dict.fromkeys(CACHED, cached_attention),
+class Contract(NamedTuple):
+    """What is known of an operator.
+
+    Args:
+        case: returns calls of a kernel.
+        attributes: that the contract knows.
+        inputs: number of inputs that it knows.
+        computed: number of inputs that are no constants, of products and rows; -1 for any.
+    """
+
+    case: Callable[[Kernel, Node, Values], Case]
+    attributes: str
+    inputs: int
+    computed: int = -1
+
+
+ROUTED = "k activation_type swiglu_fusion activation_alpha activation_beta swiglu_limit"
+FUSED = "num_heads kv_num_heads scale softcap local_window_size chunk_size do_rotary key_row_scale"
+FUSED += " rotary_interleaved k_quant_type v_quant_type kv_cache_bit_width qk_output"
+BLOCKS = "bits block_size"
+CONTRACTS: Mapping[str, Contract] = {
+    "MatMulNBits": Contract(_by_block, f"K N {BLOCKS} accuracy_level", 4, 1),
+    "MatMul": Contract(_multiplied, "", 2, 1),
+    "MatMulIntegerToFloat": Contract(_of_integers, "", 5, 3),
+    "GatherBlockQuantized": Contract(_gathered, f"{BLOCKS} gather_axis quantize_axis", 4, 1),
+    "DequantizeLinear": Contract(_dequantized_rows, "axis block_size", 3, 1),
+    "QMoE": Contract(
+        _chosen_experts, f"{ROUTED} expert_weight_bits block_size accuracy_level", 8, 2
+    ),
+    **dict.fromkeys(CACHED, Contract(cached_attention, FUSED, len(INPUTS))),
+    "Attention": Contract(_attention, "scale softcap q_num_heads kv_num_heads", 6),
+    "RotaryEmbedding": Contract(_rotary, "interleaved num_heads rotary_embedding_dim", 4),
+    "TensorScatter": Contract(_scattered, "axis mode", 3),
+    "CumSum": Contract(_summed, "exclusive reverse", 2),
+    "ReduceSum": Contract(_summed, "keepdims noop_with_empty_axes", 2),
 }

@@ -10,12 +10,11 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import msgspec
 import numpy as np
 import onnxruntime
-from msgspec import Meta, Struct
 
 from posenc_export.runtime.artefact import files, machine
 from posenc_export.runtime.graphs import kernel_library
@@ -23,7 +22,7 @@ from posenc_export.runtime.graphs.onnx_files import load_errors
 from posenc_export.runtime.graphs.onnx_nodes import Node
 from posenc_export.runtime.graphs.onnx_parts import constant
 from posenc_export.runtime.verification import constants
-from posenc_export.runtime.verification.conformance.operators import CASES
+from posenc_export.runtime.verification.conformance.operators import CONTRACTS
 from posenc_export.runtime.verification.conformance.trial import (
     Kernel,
     Stored,
@@ -97,15 +96,8 @@ def trial(kernel: Kernel) -> Trial:
     for node in nodes[:-1]:
         if values.keys() >= {*node.inputs}:
             values[node.outputs[0]] = _folded(node, [values[name] for name in node.inputs])
-    case = CASES[kernel.operator](kernel, nodes[-1], values)
-    named = {f"call {n} of {_shapes(feeds)}": feeds for n, feeds in enumerate(case.feeds)}
-    free = dict(kernel.free)
-    ends = free, named, case.ratio, case.shared
-    return Trial(nodes, constants, *ends, kernel.entries, kernel.opset)
-
-
-def _shapes(feeds: Values) -> str:
-    return ", ".join("x".join(map(str, array.shape)) for array in feeds.values() if array.ndim)
+    case = CONTRACTS[kernel.operator].case(kernel, nodes[-1], values)
+    return Trial(kernel, nodes, constants, case)
 
 
 def _folded(node: Node, values: List[np.ndarray]) -> np.ndarray:
@@ -129,13 +121,6 @@ def _drawn(random: np.random.Generator, value: Stored) -> np.ndarray:
     bits = int(value.element.lstrip("uint"))
     least = -(1 << (bits - 1)) if value.element.startswith("int") else 0
     return random.integers(least, least + (1 << bits), value.shape).astype(dtype)
-
-
-class Kept(Struct, frozen=True, forbid_unknown_fields=True):
-    """A contract that was kept."""
-
-    contract: str  # `key_of`
-    worst: Annotated[float, Meta(ge=0, le=1)]  # largest error over its bound
 
 
 def folder() -> Path:
@@ -173,18 +158,18 @@ def known(key: str) -> Optional[float]:
     known.
     """
     try:
-        kept = msgspec.json.decode(_path(key).read_bytes(), type=Kept)
-    except (OSError, msgspec.DecodeError):
+        worst = float(_path(key).read_bytes())
+    except (OSError, ValueError):
         return None
-    return kept.worst if kept.contract == key else None
+    return worst if 0 <= worst <= 1 else None
 
 
 def keep(key: str, worst: float) -> None:
     """Write the result of a contract that was kept, if the folder can be written."""
     with suppress(OSError):
         folder().mkdir(0o700, parents=True, exist_ok=True)
-        files.replace(_path(key), msgspec.json.encode(Kept(key, worst)))
+        files.replace(_path(key), repr(worst).encode())
 
 
 def _path(key: str) -> Path:
-    return folder() / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+    return folder() / hashlib.sha256(key.encode()).hexdigest()

@@ -1,7 +1,7 @@
 """A kernel alone, and the calls that try whether it keeps its contract."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -84,18 +84,13 @@ def uniform(random: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
     return random.uniform(-1, 1, shape).astype(np.float32)
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """Calls of a kernel, and what its contract says of them."""
 
+    kernel: Kernel
     nodes: Sequence[Node]
-    constants: Sequence[Constant]
-    free: Mapping[str, str]  # element types of the inputs by name
-    calls: Mapping[str, Feeds]  # inputs by a name of the call
-    ratio: Callable[[Feeds, Outputs], float]  # returns the largest error over its bound of a call
-    shared: Mapping[str, str] = field(default_factory=dict)  # outputs in the memory of inputs
-    entries: Sequence[Tuple[str, str]] = ()
-    opset: int = 23
+    constants: Sequence[Constant]  # whose numbers were drawn
+    case: Case
 
 
 def opened(trial: Trial, threads: Optional[int]) -> Run:
@@ -103,11 +98,12 @@ def opened(trial: Trial, threads: Optional[int]) -> Run:
     cores. Raise ValueError for a kernel that ends the process (integer_products.py).
     """
     stored, outputs = {value.name: value for value in trial.constants}, trial.nodes[-1].outputs
-    graph = Nodes(constants=stored, opsets={"": trial.opset, **DOMAINS})
-    content = serialised(graph, trial.nodes, outputs, free=trial.free)
+    graph = Nodes(constants=stored, opsets={"": trial.kernel.opset, **DOMAINS})
+    shared = trial.case.shared
+    content = serialised(graph, trial.nodes, outputs, free=dict(trial.kernel.free))
     native = any(node.domain == kernel_library.DOMAIN for node in trial.nodes)
     operators = {node.operator for node in trial.nodes}
-    options = options_of(operators, trial.entries, threads, native)
+    options = options_of(operators, trial.kernel.entries, threads, native)
     options.enable_cpu_mem_arena = False  # an arena keeps the memory of the largest call
     session = onnxruntime.InferenceSession(
         content, options, providers=["CPUExecutionProvider"], disabled_optimizers=SLOWER["cpu"]
@@ -120,8 +116,8 @@ def opened(trial: Trial, threads: Optional[int]) -> Run:
         for name, value in values.items():
             binding.bind_ortvalue_input(name, value)
         for name in outputs:
-            if name in trial.shared:
-                binding.bind_ortvalue_output(name, values[trial.shared[name]])
+            if name in shared:
+                binding.bind_ortvalue_output(name, values[shared[name]])
             else:
                 binding.bind_output(name, "cpu")
         session.run_with_iobinding(binding)
@@ -136,17 +132,19 @@ def worst(
     """Return the largest error over its bound, which a right kernel keeps at or below 1, and what
     is wrong; empty for nothing. kernel: opens it.
     """
-    known: Dict[str, Outputs] = {}
+    known: Dict[int, Outputs] = {}
     largest, text = 0.0, ""
     for threads in (1, None) if (os.cpu_count() or 1) > 1 else (1,):
         run = kernel(trial, threads)
-        for call, feeds in trial.calls.items():
+        for call, feeds in enumerate(trial.case.feeds):
             outputs = run(feeds)
             if call in known and all(map(np.array_equal, outputs, known[call])):
                 continue
-            known[call], ratio = outputs, trial.ratio(feeds, outputs)
+            known[call], ratio = outputs, trial.case.ratio(feeds, outputs)
             if not ratio <= largest:
                 largest = float(np.nan_to_num(ratio, nan=np.inf, posinf=np.inf))
                 how = "one thread" if threads else "all cores"
-                text = f"an error of {largest:.3g} times its bound for {call} on {how}"
+                shapes = ("x".join(map(str, array.shape)) for array in feeds.values() if array.ndim)
+                text = f"an error of {largest:.3g} times its bound for call {call} of "
+                text += f"{', '.join(shapes)} on {how}"
     return largest, text if largest > 1 else ""
