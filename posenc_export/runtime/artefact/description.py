@@ -35,40 +35,28 @@ def _parts(values: Mapping[str, Any]) -> Iterator[Line]:
         several = isinstance(value, list) and any(isinstance(part, Mapping) for part in value)
         for part in value if several else [value]:
             if part not in (None, [], {}):
-                yield key, _spec(part)
+                yield key, _text(part)
 
 
-def _spec(spec: Any, depth: int = 0) -> str:
-    """Format {"name": "rms", "epsilon": 1e-5} as "rms, epsilon 1e-05"."""
-    if not isinstance(spec, Mapping):
-        return _value(spec, depth)
-    names = [str(spec["name"])] if "name" in spec else []
-    rest = {k: v for k, v in spec.items() if k != "name" and v not in (None, [])}
-    return ", ".join([*names, *(_setting(key, value, depth) for key, value in rest.items())])
-
-
-def _named(spec: Any, depth: int = 0) -> str:
-    """Format {"name": "rms", "epsilon": 1e-5} as "rms (epsilon 1e-05)"."""
-    name, _, settings = _spec(spec, depth).partition(", ")
-    return f"{name} ({settings})" if settings else name
-
-
-def _setting(key: str, value: Any, depth: int) -> str:
-    if isinstance(value, bool):
-        return key if value else f"no {key}"
-    return f"{key} {_value(value, depth)}"
-
-
-def _value(value: Any, depth: int) -> str:
+def _text(value: Any, depth: int = 0) -> str:
+    """Format {"name": "rms", "epsilon": 1e-5} as "rms, epsilon 1e-05", as "rms (epsilon 1e-05)"
+    inside another value.
+    """
     if depth > DEEPEST:
         return "..."
-    if isinstance(value, Mapping) and "name" in value:
-        return _named(value, depth + 1)
-    if isinstance(value, Mapping):
-        return f"({', '.join(_setting(key, part, depth + 1) for key, part in value.items())})"
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_value(part, depth + 1) for part in value)}]"
-    return str(value)
+        return f"[{', '.join(_text(part, depth + 1) for part in value)}]"
+    if not isinstance(value, Mapping):
+        return str(value)
+    parts = [str(value["name"])] if "name" in value else []
+    for key, part in value.items():
+        if isinstance(part, bool):
+            parts.append(key if part else f"no {key}")
+        elif key != "name" and part not in (None, []):
+            parts.append(f"{key} {_text(part, depth + 1)}")
+    name = parts.pop(0) if depth and "name" in value else ""
+    settings = ", ".join(parts)
+    return f"{name} ({settings})".lstrip() if depth and settings else name or settings
 
 
 def _ranges(indices: Sequence[int]) -> str:

@@ -3,10 +3,10 @@
 import hashlib
 import os
 import secrets
-import threading
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Iterator, List, Optional, Union
+from typing import BinaryIO, Iterator, Optional, Union
 
 from posenc_export.runtime.artefact.records import File
 from posenc_export.runtime.artefact.schema import Manifest
@@ -151,20 +151,12 @@ def checked(folder: Path, manifest: Manifest, meanwhile: str) -> Iterator[None]:
     if meanwhile not in manifest.files:
         yield
         return
-    entries: List[File] = []
-
-    def read() -> None:
-        # _compare below reads the file again and raises in the caller's thread.
-        with suppress(OSError):
-            entries.append(entry(folder / meanwhile))
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-        _compare(folder, meanwhile, manifest, *entries)
+    with ThreadPoolExecutor(1) as pool:
+        actual = pool.submit(entry, folder / meanwhile)
+        try:
+            yield
+        finally:
+            _compare(folder, meanwhile, manifest, actual.result())
 
 
 def _compare(folder: Path, name: str, manifest: Manifest, actual: Optional[File] = None) -> None:

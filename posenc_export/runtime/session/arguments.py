@@ -29,20 +29,13 @@ class RowTokens(NamedTuple):
     planes: Dict[str, np.ndarray]  # coordinates and token types by graph input [A,n,S] int64
     columns: np.ndarray  # column of the outputs [n] at which those of each row begin
 
-    def part(self, begin: int, end: int, new: Optional[int] = None) -> "RowTokens":
-        """Return the tokens of the rows `begin` .. `end` - 1 of these, and their first columns."""
-        some, first, some_columns = slice(begin, end), self.rows.start, slice(new)
-        planes = self.planes
-        if planes:
-            planes = {name: plane[:, some, some_columns] for name, plane in planes.items()}
-        return RowTokens(
-            rows=slice(first + begin, first + end),
-            x=self.x[some, some_columns],
-            counts=self.counts[some],
-            requested=self.requested[some],
-            planes=planes,
-            columns=self.columns[some],
-        )
+    def part(self, begin: int, end: int, columns: slice = slice(None)) -> "RowTokens":
+        """Return the tokens of the rows `begin` .. `end` - 1 of these, in some columns."""
+        some, first = slice(begin, end), self.rows.start
+        planes = {name: plane[:, some, columns] for name, plane in self.planes.items()}
+        part = [array[some] for array in (self.counts, self.requested, self.columns)]
+        rows, x = slice(first + begin, first + end), self.x[some, columns]
+        return RowTokens(rows, x, part[0], part[1], planes, part[2])
 
 
 class PrefillArguments(NamedTuple):
@@ -76,20 +69,18 @@ class Prompt:
         """Yield the tokens to feed at a time, at most `most` of each row if that is not 0, if the
         first row has index `first`.
         """
-        tokens, keep = self.tokens, self.logits_to_keep
-        counts, rows = tokens.counts, slice(first, first + len(tokens.x))
+        counts, keep = self.tokens.counts, self.logits_to_keep
+        tokens = self.tokens._replace(rows=slice(first, first + len(counts)))
         most, longest = min(self.chunk, most or self.chunk), int(counts.max())
         for begin in range(0, longest, most):
             end = min(begin + most, longest)
-            part, inside = slice(begin, end), np.clip(counts - begin, 0, end - begin)
+            inside = np.clip(counts - begin, 0, end - begin)
             requested, columns = inside, np.full_like(counts, begin)
             if keep:
                 requested = np.clip(keep - np.maximum(counts - end, 0), 0, inside)
                 columns = np.maximum(keep - counts + begin, 0)
-            planes = tokens.planes
-            if planes:
-                planes = {name: plane[:, :, part] for name, plane in planes.items()}
-            yield RowTokens(rows, tokens.x[:, part], inside, requested, planes, columns)
+            part = tokens.part(0, len(counts), slice(begin, end))
+            yield part._replace(counts=inside, requested=requested, columns=columns)
 
     def outputs(self, value: Value) -> np.ndarray:
         """Return memory for the outputs of the requested tokens [B,S,*] with zeros at padding; with
@@ -120,10 +111,7 @@ def check_prefill(manifest: Manifest, passed: PrefillArguments) -> Prompt:
         chunk = at_least("chunk", passed.chunk, 1)
     if passed.logits_to_keep is not None:
         keep = min(at_least("logits_to_keep", passed.logits_to_keep, 0), longest)
-    vocabulary = manifest.vocabulary
-    if vocabulary and x.size and (x.min() < 0 or x.max() >= vocabulary):
-        rows = zip(x, counts.tolist(), strict=True)
-        check_tokens(vocabulary, [row[:count] for row, count in rows])
+    check_tokens(manifest.vocabulary, x)
     if not manifest.states or chunk > longest:  # a model without caches reads whole rows
         chunk = max(longest, 1)
     none = np.zeros_like(counts)
@@ -257,19 +245,15 @@ def append_encoder_outputs(
     outputs: Dict[str, np.ndarray], new: Dict[str, np.ndarray]
 ) -> Dict[str, np.ndarray]:
     """Return encoder outputs followed by those of new rows. Shorter sequences are padded."""
-    length = max(outputs[MASK].shape[1], new[MASK].shape[1])
-    return {
-        name: np.concatenate((_padded(array, length), _padded(new[name], length)))
-        for name, array in outputs.items()
-    }
-
-
-def _padded(array: np.ndarray, length: int) -> np.ndarray:
-    """Pad [B,Q] or [B,K,Q,D] with zeros to Q = length."""
-    widths = [(0, 0)] * array.ndim
-    axis = min(2, array.ndim - 1)
-    widths[axis] = (0, length - array.shape[axis])
-    return np.pad(array, widths)
+    joint = {}
+    for name, array in outputs.items():  # [B,Q] or [B,K,Q,D]
+        both, axis = (array, new[name]), array.ndim // 2
+        short = [max(part.shape[axis] for part in both) - part.shape[axis] for part in both]
+        rest = [(0, 0)] * (array.ndim - axis - 1)
+        pairs = zip(both, short, strict=True)
+        padded = [np.pad(part, [*[(0, 0)] * axis, (0, more), *rest]) for part, more in pairs]
+        joint[name] = np.concatenate(padded)
+    return joint
 
 
 def at_least(name: str, value: Any, least: int) -> int:
@@ -294,12 +278,11 @@ def array_of(name: str, value: Any) -> np.ndarray:
         raise expected(f"{name} to be one array", got) from None
 
 
-def check_tokens(vocabulary: int, rows: Sequence[np.ndarray]) -> None:
-    """Raise ValueError, with the range of the ids of a row, unless all are 0 .. vocabulary - 1."""
-    for row in rows:
-        if row.size and (row.min() < 0 or row.max() >= vocabulary):
-            got = f"{int(row.min())} .. {int(row.max())}"
-            raise expected(f"token ids 0 .. {vocabulary - 1}", got, "use the model's own tokenizer")
+def check_tokens(vocabulary: int, x: np.ndarray) -> None:
+    """Raise ValueError unless all ids are 0 .. vocabulary - 1. vocabulary: 0 for hidden states."""
+    if vocabulary and x.size and (x.min() < 0 or x.max() >= vocabulary):
+        got = int(x[(x < 0) | (x >= vocabulary)][0])
+        raise expected(f"token ids 0 .. {vocabulary - 1}", got, "use the model's own tokenizer")
 
 
 def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:

@@ -111,7 +111,7 @@ class Reading:
         together = len(counts) == 1 or (new == 1 and counts.all())
         together = together or not rows.length[tokens.rows].any()
         if self.manifest.continuation_rows != 1 or together:
-            return [tokens.part(0, len(counts), new)]
+            return [tokens.part(0, len(counts), slice(new))]
         runs, by_columns = [], rows.caches.by_columns
 
         def joint(row: int) -> int:
@@ -120,7 +120,7 @@ class Reading:
         for _, group in itertools.groupby(range(len(counts)), key=joint):
             some = list(group)
             if width := new if by_columns else int(counts[some[0]]):
-                runs.append(tokens.part(some[0], some[-1] + 1, width))
+                runs.append(tokens.part(some[0], some[-1] + 1, slice(width)))
         return runs
 
     def fill(self, rows: Rows, tokens: RowTokens) -> Feeds:
@@ -372,8 +372,7 @@ class Binding:
         if x.shape != token.shape or x.dtype.kind not in ("iu" if vocabulary else "f"):
             form = f"{list(token.shape)} {self._manifest.inputs[0].dtype}"
             raise expected(f"one token per row in a step, {form}", f"{list(x.shape)} {x.dtype}")
-        if vocabulary:
-            check_tokens(vocabulary, [x])
+        check_tokens(vocabulary, x)
         return x.astype(token.dtype, copy=False)
 
     def _taker(
