@@ -10,24 +10,17 @@ from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.graph import Graph
 from posenc_export.runtime.session.rows import Rows
 
-GROWTH = 16  # blocks that are allocated at a time
 BLOCK = 32  # default number of tokens that are kept and found together
 # Block of the tokens before these, or the key of the owner for the first ones; ids of the tokens.
 Node = Tuple[Union[int, str], bytes]
 
 
-class Block(NamedTuple):
-    """Memory of the tokens of a block."""
-
-    caches: Caches
-    row: int
-
-
 class Prefix(NamedTuple):
     """Cached tokens with which a row can begin. It is valid until more tokens are saved."""
 
-    blocks: List[Block]
-    size: int = BLOCK  # tokens of a block
+    caches: Caches  # with a block in each row
+    blocks: List[int]  # their rows
+    size: int  # tokens of a block
 
     @property
     def length(self) -> int:
@@ -42,13 +35,13 @@ class Prefix(NamedTuple):
         rows.caches.mark_written(slice(row, row + 1), self.length)
         for index, block in enumerate(self.blocks):
             to = (row, self.size * index)
-            rows.caches.copy(to, block.caches, (block.row, 0), self.size, (kept, 0))
+            rows.caches.copy(to, self.caches, (block, 0), self.size, (kept, 0))
         return rows.replace(length=length, first_kept=first_kept)
 
 
 class Prefixes:
-    """A tree of prefixes in blocks of `size` tokens, in memory for at most `count` blocks, which is
-    allocated as it is used. The blocks used least recently are replaced by new ones.
+    """A tree of prefixes in blocks of `size` tokens, in memory for `count` blocks, of which a CPU
+    gives what is written. The blocks used least recently are replaced by new ones.
 
     Of a path in the tree, blocks nearer to the root count as used later, so that a replaced block
     never has one after it. Tokens are compared one by one.
@@ -58,10 +51,9 @@ class Prefixes:
     """
 
     def __init__(self, graph: Graph, count: int, size: int = BLOCK) -> None:
-        self._graph, self._count, self._size = graph, count, size
+        self._caches, self._size = Caches(graph, size).reserve(size, count), size
         self._blocks: "OrderedDict[Node, int]" = OrderedDict()  # least recently used first
-        self._memory: List[Block] = []
-        self._unused: List[int] = []
+        self._unused = list(range(count))
         self.hits = self.tokens = 0
 
     @property
@@ -76,7 +68,7 @@ class Prefixes:
         path = self._path(_parts(tokens[:-1], self._size), key)
         self._use(path)
         self.hits, self.tokens = self.hits + bool(path), self.tokens + self._size * len(path)
-        return Prefix([self._memory[self._blocks[node]] for node in path], self._size)
+        return Prefix(self._caches, [self._blocks[node] for node in path], self._size)
 
     def save(self, rows: Rows, row: int, tokens: Sequence[int], key: str = "") -> None:
         """Copy the blocks of a row that are not known, whose ids are `tokens`, unless caches of
@@ -87,14 +79,13 @@ class Prefixes:
         path = self._path(parts, key)
         try:
             for part in parts[len(path) :]:
-                if not (self._unused or self._grown() or self._freed(path)):
+                if not (self._unused or self._freed(path)):
                     return
-                memory = self._memory[self._unused[-1]]
                 begin = self._size * len(path)
                 if begin < kept:
                     return
-                at = (row, begin)
-                memory.caches.copy((memory.row, 0), rows.caches, at, self._size, (0, kept))
+                to, at = (self._unused[-1], 0), (row, begin)
+                self._caches.copy(to, rows.caches, at, self._size, (0, kept))
                 node = (self._blocks[path[-1]] if path else key, part)
                 self._blocks[node] = self._unused.pop()
                 path.append(node)
@@ -113,16 +104,6 @@ class Prefixes:
     def _use(self, path: List[Node]) -> None:
         for node in reversed(path):
             self._blocks.move_to_end(node)
-
-    def _grown(self) -> bool:
-        """Allocate memory for more blocks. Return False if there are as many as allowed."""
-        known = len(self._memory)
-        count = min(GROWTH, self._count - known)
-        if count:
-            caches = Caches(self._graph, self._size).reserve(self._size, count)
-            self._memory += [Block(caches, row) for row in range(count)]
-            self._unused += range(known + count - 1, known - 1, -1)
-        return count > 0
 
     def _freed(self, path: List[Node]) -> bool:
         """Free the block used least recently. Return False if it belongs to `path`."""
