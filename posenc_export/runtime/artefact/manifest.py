@@ -11,6 +11,7 @@ from posenc_export.runtime.artefact import certificate, files, rules, schema
 from posenc_export.runtime.artefact.records import Axis, Calibration, File, Package
 from posenc_export.runtime.artefact.schema import SCHEMA, Manifest, State, Value
 from posenc_export.shared import preset_folders
+from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import download, suggestion
 
 __all__ = [
@@ -62,51 +63,41 @@ def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
     """Read posenc.json without comparing the files that it lists. Raise ValueError if it is missing
     or altered, has another schema or digest or a wrong field, or contradicts itself.
     """
-    content, where = _content(folder), f"artefact {folder}:"
-    _check_version(where, content.get("schema"), content.get("interface", 0))
+    content, where = _content(folder), f"artefact {folder}"
+    version, interface = content.get("schema"), content.get("interface", 0)
+    if version != SCHEMA:
+        remedy = REMEDY if version is None else "export again with this version"
+        raise refusal(where, f"schema {SCHEMA}", _short(version or "none"), remedy)
+    if isinstance(interface, int) and interface > schema.INTERFACE:
+        rule = f"inputs and outputs of graph interface {schema.INTERFACE} or below"
+        remedy = "install the version of posenc-export that wrote it, or export again with this one"
+        raise refusal(where, rule, f"interface {interface}", remedy)
     seal = content.pop("seal", None)
     if seal != schema.digest_of(content):
-        rule = f"expected {FILE_NAME} as it was written"
-        raise ValueError(f"{where} {rule}, got content of another digest; {REMEDY}")
+        raise refusal(where, f"{FILE_NAME} as it was written", "content of another digest", REMEDY)
     try:
         manifest = msgspec.convert(content, Manifest)
         rules.check(manifest)
     except msgspec.ValidationError as error:
-        rule = f"expected the fields of schema {SCHEMA} in {FILE_NAME}"
-        raise ValueError(f"{where} {rule}, got another: {_short(error)}; {REMEDY}") from None
+        rule = f"the fields of schema {SCHEMA} in {FILE_NAME}"
+        raise refusal(where, rule, f"another: {_short(error)}", REMEDY) from None
     except ValueError as error:
-        raise ValueError(f"{where} {FILE_NAME}: {_short(error)}; {REMEDY}") from None
+        raise ValueError(f"{where}: {FILE_NAME}: {_short(error)}; {REMEDY}") from None
     if digest is not None and digest.lower() != manifest.digest:
-        rule, got = f"expected digest {_short(digest)}", manifest.digest
         remedy = "take the artefact from where the digest came from"
-        raise ValueError(f"{where} {rule}, got {got}; {remedy}")
+        raise refusal(where, f"digest {_short(digest)}", manifest.digest, remedy)
     return manifest
 
 
-def _check_version(where: str, version: Any, interface: Any) -> None:
-    if version is None:
-        rule = f"expected the version of its schema in {FILE_NAME}"
-        raise ValueError(f"{where} {rule}, got none; {REMEDY}")
-    if version != SCHEMA:
-        remedy = "export again with this version"
-        raise ValueError(f"{where} expected schema {SCHEMA}, got {_short(version)}; {remedy}")
-    if isinstance(interface, int) and interface > schema.INTERFACE:
-        raise ValueError(
-            f"{where} expected inputs and outputs of graph interface {schema.INTERFACE} or below, "
-            f"got interface {interface}; install the version of posenc-export that wrote it, or "
-            "export again with this one"
-        )
-
-
 def _content(folder: Path) -> Any:
-    path, where = folder / FILE_NAME, f"artefact {folder}: expected"
+    path, where = folder / FILE_NAME, f"artefact {folder}"
     if not path.is_file():
         inside = sorted(nested.parent.name for nested in folder.glob(f"*/{FILE_NAME}"))
         remedy = f"give one of its subfolders {', '.join(inside)}" if inside else ""
-        raise ValueError(f"{where} {FILE_NAME} in it, got none; {remedy or _export_first(folder)}")
+        raise refusal(where, f"{FILE_NAME} in it", "none", remedy or _export_first(folder))
     size = path.stat().st_size
     if size > LONGEST:
-        raise ValueError(f"{where} {FILE_NAME} of at most {LONGEST} bytes, got {size}; {REMEDY}")
+        raise refusal(where, f"{FILE_NAME} of at most {LONGEST} bytes", size, REMEDY)
     try:
         content = msgspec.json.decode(path.read_bytes())
         # The digest needs content that can be encoded again; lone surrogates and deep nesting
@@ -114,12 +105,12 @@ def _content(folder: Path) -> Any:
         json.dumps(content)
     except RecursionError:
         got = "deeper nesting than can be read"
-        raise ValueError(f"{where} flat JSON in {FILE_NAME}, got {got}; {REMEDY}") from None
+        raise refusal(where, f"flat JSON in {FILE_NAME}", got, REMEDY) from None
     except ValueError as error:
-        raise ValueError(f"{where} JSON in {FILE_NAME}, got {_short(error)}; {REMEDY}") from None
+        raise refusal(where, f"JSON in {FILE_NAME}", _short(error), REMEDY) from None
     if not isinstance(content, dict):
-        kind = type(content).__name__
-        raise ValueError(f"{where} a JSON object in {FILE_NAME}, got {kind}; {REMEDY}")
+        got = type(content).__name__
+        raise refusal(where, f"a JSON object in {FILE_NAME}", got, REMEDY)
     return content
 
 

@@ -188,24 +188,16 @@ def copy(
     """Copy `height` pieces of `width` bytes between addresses; a piece begins `pitch` bytes after
     the one before it. Raise RuntimeError for an error of CUDA.
     """
-    size, pointer, runtime = ctypes.c_size_t, ctypes.c_void_p, _runtime()
-    to, origin, pitch = pointer(target), pointer(source), size(source_pitch)
-    with TURN:
-        _wait_for(
-            "cudaMemcpy2D",
-            runtime.cudaMemcpy2D(
-                to, size(target_pitch), origin, pitch, size(width), size(height), DEVICE_TO_DEVICE
-            ),
-        )
+    to = ctypes.c_void_p(target), ctypes.c_size_t(target_pitch)
+    origin = ctypes.c_void_p(source), ctypes.c_size_t(source_pitch)
+    sizes = ctypes.c_size_t(width), ctypes.c_size_t(height)
+    _call("cudaMemcpy2D", *to, *origin, *sizes, DEVICE_TO_DEVICE)
 
 
 def clear(address: int, pitch: int, width: int, height: int) -> None:
     """Set `height` pieces of `width` bytes to 0. Raise RuntimeError for an error of CUDA."""
-    size, runtime = ctypes.c_size_t, _runtime()
-    to = ctypes.c_void_p(address)
-    with TURN:
-        error = runtime.cudaMemset2D(to, size(pitch), 0, size(width), size(height))
-        _wait_for("cudaMemset2D", error)
+    size = ctypes.c_size_t
+    _call("cudaMemset2D", ctypes.c_void_p(address), size(pitch), 0, size(width), size(height))
 
 
 def to_host(array: np.ndarray, source: int) -> Callable[[], None]:
@@ -223,9 +215,11 @@ def to_host(array: np.ndarray, source: int) -> Callable[[], None]:
     return fetch
 
 
-def _wait_for(name: str, error: int) -> None:
-    """Wait after a call: ONNX Runtime runs on another stream, which would not."""
-    _check(name, error or _runtime().cudaStreamSynchronize(None))
+def _call(name: str, *arguments: Any) -> None:
+    """Call a function and wait for it: ONNX Runtime runs on another stream, which would not."""
+    with TURN:
+        runtime = _runtime()
+        _check(name, getattr(runtime, name)(*arguments) or runtime.cudaStreamSynchronize(None))
 
 
 def _check(name: str, error: int) -> None:
