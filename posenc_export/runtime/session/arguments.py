@@ -303,8 +303,7 @@ def align(
     inputs [B]; None if that is the first column. An array is returned as it is if it has this form.
     Raise ValueError for another dtype or shape, or a wrong mask.
     """
-    converted = _checked_array if isinstance(inputs, np.ndarray) else padded_rows
-    padded, counts = converted(inputs, value)
+    padded, counts = padded_rows(inputs, value)
     if attention_mask is None:
         return padded, counts, None
     mask, shape = array_of("attention_mask", attention_mask), padded.shape[:2]
@@ -328,51 +327,44 @@ def align(
     return first, counts, begins
 
 
-def _checked_array(inputs: Any, value: Value) -> Tuple[np.ndarray, np.ndarray]:
-    """Return inputs [B,S,*] and the length of each row. Ids may have any integer dtype."""
-    inputs = np.asarray(inputs)
-    if inputs.dtype.kind in "iu" and np.dtype(value.dtype).kind == "i":
-        inputs = inputs.astype(value.dtype, copy=False)
-    if inputs.dtype != np.dtype(value.dtype):
-        remedy = _dtype_remedy(value, inputs.dtype)
-        raise expected(f"{value.name} of dtype {value.dtype}", inputs.dtype, remedy)
-    if inputs.ndim != len(value.axes) or inputs.shape[2:] != value.axes[2:]:
-        remedy = f"pass an array with {len(value.axes)} axes and the sizes of the model"
-        if inputs.ndim == len(value.axes) - 1:
-            remedy = "add an axis of rows, as in inputs[None]"
-        raise expected(f"{value.name} of shape {list(value.axes)}", list(inputs.shape), remedy)
-    # Graphs read contiguous memory, and torch warns of memory that it must not write.
-    plain = inputs if inputs.flags.carray else np.array(inputs, order="C", subok=False)
-    return plain, np.full(len(inputs), inputs.shape[1])
-
-
-def _dtype_remedy(value: Value, dtype: np.dtype) -> str:
-    if np.dtype(value.dtype).kind == "i" and dtype.kind == "f":
-        return "pass token ids"
-    if np.dtype(value.dtype).kind == "f" and dtype.kind in "iu":
-        return f"this model reads {value.name}, not token ids"
-    return "convert it with astype"
-
-
-def padded_rows(inputs: Any, value: Value) -> Tuple[np.ndarray, np.ndarray]:
-    """Return rows of different lengths as [B,S,*], padded on the right, and their lengths."""
-    rows = [_row(row, value) for row in inputs]
+def padded_rows(inputs: Inputs, value: Value) -> Tuple[np.ndarray, np.ndarray]:
+    """Return rows as [B,S,*], padded on the right, and their lengths. An array of value's dtype is
+    returned as it is if it is contiguous. Raise ValueError as `align`.
+    """
+    if isinstance(inputs, np.ndarray):
+        array = _converted(np.asarray(inputs), value, 0)
+        # Graphs read contiguous memory, and torch warns of memory that it must not write.
+        plain = array if array.flags.carray else np.array(array, order="C")
+        return plain, np.full(len(plain), plain.shape[1])
+    rows = [array_of(f"a row of {value.name}", row) for row in inputs]
+    rows = [_converted(row, value, 1) if row.size or not row.ndim else row[:0] for row in rows]
     lengths = np.array([len(row) for row in rows], np.int64)
     padded = np.zeros((len(rows), int(lengths.max(initial=0)), *value.token_shape), value.dtype)
     for index, row in enumerate(rows):
-        padded[index, : len(row)] = row
+        if row.size:
+            padded[index, : len(row)] = row
     return padded, lengths
 
 
-def _row(row: Any, value: Value) -> np.ndarray:
-    array = array_of(f"a row of {value.name}", row)
-    if not array.size and array.ndim:
-        return np.zeros((0, *value.token_shape), value.dtype)
-    ids = array.ndim == 1 and len(value.axes) == 3
-    if ids or not np.can_cast(array.dtype, value.dtype, "same_kind"):
-        got, remedy = f"a row of {array.dtype}", _dtype_remedy(value, array.dtype)
-        raise expected(f"{value.name} of dtype {value.dtype}", got, remedy)
-    if array.ndim != len(value.axes) - 1 or array.shape[1:] != value.axes[2:]:
-        rule = f"rows of {value.name} of shape {list(value.axes[1:])}"
-        raise expected(rule, list(array.shape))
-    return array.astype(value.dtype)
+def _converted(array: np.ndarray, value: Value, first: int) -> np.ndarray:
+    """Return an array of the axes of an input from `first` (0 or 1) on in its dtype. Ids may have
+    any integer dtype, and rows any size of numbers. Raise ValueError for others.
+    """
+    dtype, axes = np.dtype(value.dtype), value.axes[first:]
+    ids, of_rows = dtype.kind == "i", "a row of " * first
+    kinds = "iu" if ids else ("fiu" if array.ndim == len(axes) else "f") * first
+    if array.dtype != dtype and array.dtype.kind not in kinds:
+        remedy = "convert it with astype"
+        if ids and array.dtype.kind == "f":
+            remedy = "pass token ids"
+        elif array.dtype.kind in "iu":
+            remedy = f"this model reads {value.name}, not token ids"
+        rule, got = f"{value.name} of dtype {value.dtype}", f"{of_rows}{array.dtype}"
+        raise expected(rule, got, remedy)
+    if array.ndim != len(axes) or array.shape[2 - first :] != value.axes[2:]:
+        remedy = f"pass an array with {len(axes)} axes and the sizes of the model"
+        if array.ndim == len(axes) - 1 and not first:
+            remedy = "add an axis of rows, as in inputs[None]"
+        rule = f"{of_rows}{value.name} of shape {list(axes)}"
+        raise expected(rule, list(array.shape), remedy)
+    return array.astype(dtype, copy=False)

@@ -288,7 +288,7 @@ def prompt_ids(tokenizer: Codec, prompt: str) -> List[int]:
     return ids
 
 
-class Conversation:
+class Conversation(Writer):
     """A conversation with a decoder. Each turn feeds only the tokens that the cache does not hold,
     and gives the tokens that the whole conversation would give.
 
@@ -311,17 +311,13 @@ class Conversation:
         context: Optional[int] = None,
         speculate: Speculate = None,
     ) -> None:
-        self.session, self.codec, self.speculate = session, codec, speculate
+        super().__init__(session, codec.codec)
+        self.codec, self.speculate = codec, speculate
         most = session.manifest.max_positions
         self.context = min(context or most, most)
         self.messages: List[Mapping[str, Any]] = []
         if system is not None:
             self.messages.append({"role": "system", "content": system})
-        self._writer = Writer(session, codec.codec)
-
-    @property
-    def tokens(self) -> List[int]:
-        return self._writer.tokens
 
     def reply(
         self,
@@ -352,7 +348,7 @@ class Conversation:
             raise refusal("chat", rule, len(prompt), "begin a new one")
         most = room if max_tokens is None else min(max_tokens, room)
         sampling = Sampling(temperature, top_k, top_p, seed, most, self.codec.ends)
-        pieces, parts = self._writer.write(prompt, sampling, self.speculate), []
+        pieces, parts = self.write(prompt, sampling, self.speculate), []
         try:
             for piece in pieces:
                 parts.append(piece)

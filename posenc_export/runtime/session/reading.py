@@ -237,42 +237,37 @@ class Reading:
         return result
 
     def bind(self, rows: Rows, new: int) -> "Binding":
-        """Return a binding for `new` tokens of every row. It is made once for inputs of the same
-        shapes if caches are written in place.
+        """Return a binding for `new` tokens of every row, with all outputs requested, and slots in
+        multiples. It is made once for inputs of the same shapes if caches are written in place.
         """
-        feeds, caches, encoder = self._step_feeds(rows, new), rows.caches, rows.encoder
-        if caches.kinds != ALL_IN_PLACE:
-            return Binding(self, rows, feeds)
-        key: List[object] = [caches.extent]
-        key += [array.shape for array in feeds.values()]
-        key += [feeds[name].ctypes.data for name in encoder]
-        total = "total_sequence_length"
-        if total in feeds and total not in self.counters:  # a CUDA graph does not read it again
-            key.append(int(feeds[total]))
-        binding = caches.bindings.get(tuple(key))
-        if binding is None:
-            if len(caches.bindings) >= MOST_BINDINGS:
-                caches.bindings.clear()
-            binding = caches.bindings[tuple(key)] = Binding(self, rows, feeds)
-        for name in feeds.keys() - encoder.keys():
-            binding.feeds[name][...] = feeds[name]
-        binding.at = rows.reached[0]
-        return binding
-
-    def _step_feeds(self, rows: Rows, new: int) -> Feeds:
-        """Return the graph inputs for `new` zero tokens of every row, with all outputs requested,
-        and slots in multiples.
-        """
-        source, counts = self.manifest.inputs[0], np.full(rows.count, new)
+        source, caches, encoder = self.manifest.inputs[0], rows.caches, rows.encoder
         zeros = np.zeros((rows.count, new, *source.token_shape), source.dtype)
-        tokens = RowTokens(slice(0, rows.count), zeros, counts, counts, {}, counts)
-        feeds = self.fill(rows, self.with_coordinates(rows, tokens))
+        feeds = self.fill(rows, self._of_every_row(rows, zeros))
         slots = self._step_slots(rows, rows.used + new)
         if "slots" in self.slot_inputs:
             feeds["slots"] = np.arange(slots)
         if "total_sequence_length" in self.slot_inputs:
             feeds["total_sequence_length"][...] = slots
-        return feeds
+        if caches.kinds != ALL_IN_PLACE:
+            return Binding(self, rows, feeds)
+        places = [feeds[name].ctypes.data for name in encoder]
+        # A CUDA graph does not read the number of slots again.
+        key = (slots, *places, *[array.shape for array in feeds.values()])
+        binding = caches.bindings.get(key)
+        if binding is None:
+            if len(caches.bindings) >= MOST_BINDINGS:
+                caches.bindings.clear()
+            binding = caches.bindings[key] = Binding(self, rows, feeds)
+        for name in feeds.keys() - encoder.keys():
+            binding.feeds[name][...] = feeds[name]
+        binding.at = rows.reached[0]
+        return binding
+
+    def _of_every_row(self, rows: Rows, x: np.ndarray) -> RowTokens:
+        """Return as many tokens of every row, x [B,S] or [B,S,E], all of whose outputs count."""
+        counts = np.full(rows.count, x.shape[1])
+        tokens = RowTokens(slice(0, rows.count), x, counts, counts, {}, counts)
+        return self.with_coordinates(rows, tokens)
 
     def _step_slots(self, rows: Rows, needed: int) -> int:
         """Return how many slots steps count: more than the `needed` ones of the longest row, at
@@ -310,9 +305,7 @@ class Reading:
 
     def record_step(self, rows: Rows, x: np.ndarray) -> None:
         """Record in the histories the token of every row, x [B] or [B,E], of the next step."""
-        ones = np.ones(len(x), np.int64)
-        tokens = RowTokens(slice(0, len(x)), x[:, None], ones, ones, {}, ones)
-        record(rows, self.with_coordinates(rows, tokens))
+        record(rows, self._of_every_row(rows, x[:, None]))
 
 
 def record(rows: Rows, tokens: RowTokens) -> None:
