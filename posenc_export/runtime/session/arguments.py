@@ -31,11 +31,12 @@ class RowTokens(NamedTuple):
 
     def part(self, begin: int, end: int, columns: slice = slice(None)) -> "RowTokens":
         """Return the tokens of the rows `begin` .. `end` - 1 of these, in some columns."""
-        some, first = slice(begin, end), self.rows.start
-        planes = {name: plane[:, some, columns] for name, plane in self.planes.items()}
-        part = [array[some] for array in (self.counts, self.requested, self.columns)]
+        some, first, planes = slice(begin, end), self.rows.start, self.planes
+        if planes:
+            planes = {name: plane[:, some, columns] for name, plane in planes.items()}
         rows, x = slice(first + begin, first + end), self.x[some, columns]
-        return RowTokens(rows, x, part[0], part[1], planes, part[2])
+        counts, requested, begins = self.counts[some], self.requested[some], self.columns[some]
+        return RowTokens(rows, x, counts, requested, planes, begins)
 
 
 class PrefillArguments(NamedTuple):
@@ -103,7 +104,10 @@ class Prompt:
 
 def check_prefill(manifest: Manifest, passed: PrefillArguments) -> Prompt:
     """Check arguments of Session.prefill but those that depend on its state. Raise ValueError."""
-    x, counts, begins = align(passed.inputs, passed.attention_mask, manifest.inputs[0])
+    x, counts = padded_rows(passed.inputs, manifest.inputs[0])
+    begins = None
+    if passed.attention_mask is not None:
+        x, counts, begins = align(x, counts, passed.attention_mask)
     if not len(x):
         raise expected("at least one row", "none", "give [B,S] tokens or a list of rows")
     chunk, keep, longest = manifest.chunk, 0, int(counts.max())
@@ -111,11 +115,14 @@ def check_prefill(manifest: Manifest, passed: PrefillArguments) -> Prompt:
         chunk = at_least("chunk", passed.chunk, 1)
     if passed.logits_to_keep is not None:
         keep = min(at_least("logits_to_keep", passed.logits_to_keep, 0), longest)
-    check_tokens(manifest.vocabulary, x)
+    vocabulary = manifest.vocabulary
+    if vocabulary and x.size and (x.min() < 0 or x.max() >= vocabulary):
+        raise unknown_id(vocabulary, x)
     if not manifest.states or chunk > longest:  # a model without caches reads whole rows
         chunk = max(longest, 1)
-    none = np.zeros_like(counts)
-    planes = _planes(passed, manifest, none if begins is None else begins, counts, x.shape[1])
+    none, planes = np.zeros_like(counts), {}
+    if passed.grid is not None or passed.token_types is not None:
+        planes = _planes(passed, manifest, none if begins is None else begins, counts, x.shape[1])
     tokens = RowTokens(slice(0, len(x)), x, counts, counts, planes, none)
     return Prompt(passed, tokens, begins, chunk, keep)
 
@@ -226,7 +233,9 @@ def encoder_outputs(
     numbers = sum(heads * size for heads, size in sizes)
     axes = ("batch_size", "encoder_sequence_length", numbers)
     value = Value("encoder", manifest.passed_dtype, axes)
-    tokens, lengths, _ = align(encoder, attention_mask, value)
+    tokens, lengths = padded_rows(encoder, value)
+    if attention_mask is not None:
+        tokens, lengths, _ = align(tokens, lengths, attention_mask)
     if len(tokens) != count or not lengths.all():
         rule = f"encoder with {count} rows of at least one token"
         got = f"rows of {lengths.tolist()} tokens"
@@ -278,11 +287,10 @@ def array_of(name: str, value: Any) -> np.ndarray:
         raise expected(f"{name} to be one array", got) from None
 
 
-def check_tokens(vocabulary: int, x: np.ndarray) -> None:
-    """Raise ValueError unless all ids are 0 .. vocabulary - 1. vocabulary: 0 for hidden states."""
-    if vocabulary and x.size and (x.min() < 0 or x.max() >= vocabulary):
-        got = int(x[(x < 0) | (x >= vocabulary)][0])
-        raise expected(f"token ids 0 .. {vocabulary - 1}", got, "use the model's own tokenizer")
+def unknown_id(vocabulary: int, x: np.ndarray) -> ValueError:
+    """Return the error for the first of the ids x that is not one of 0 .. vocabulary - 1."""
+    got = int(x[(x < 0) | (x >= vocabulary)][0])
+    return expected(f"token ids 0 .. {vocabulary - 1}", got, "use the model's own tokenizer")
 
 
 def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
@@ -296,16 +304,12 @@ def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
 
 
 def align(
-    inputs: Inputs, attention_mask: Optional[np.ndarray], value: Value
+    padded: np.ndarray, counts: np.ndarray, attention_mask: Any
 ) -> Tuple[np.ndarray, np.ndarray, Optional[np.ndarray]]:
-    """Return rows [B,S] or [B,S,E] of value's dtype, with their tokens in the first columns and
-    zeros behind, the number of tokens of each row [B], and the column of their first ones in the
-    inputs [B]; None if that is the first column. An array is returned as it is if it has this form.
-    Raise ValueError for another dtype or shape, or a wrong mask.
+    """Return the tokens of rows [B,S] or [B,S,E] of `counts` tokens that a mask keeps, in the first
+    columns and zeros behind, the number of tokens of each row [B], and the column of their first
+    ones before [B]; None if all are kept. Raise ValueError for a wrong mask.
     """
-    padded, counts = padded_rows(inputs, value)
-    if attention_mask is None:
-        return padded, counts, None
     mask, shape = array_of("attention_mask", attention_mask), padded.shape[:2]
     if mask.shape != shape:
         rule = f"attention_mask of shape {list(shape)} as the inputs"
@@ -329,7 +333,7 @@ def align(
 
 def padded_rows(inputs: Inputs, value: Value) -> Tuple[np.ndarray, np.ndarray]:
     """Return rows as [B,S,*], padded on the right, and their lengths. An array of value's dtype is
-    returned as it is if it is contiguous. Raise ValueError as `align`.
+    returned as it is if it is contiguous. Raise ValueError for another dtype or shape.
     """
     if isinstance(inputs, np.ndarray):
         array = _converted(np.asarray(inputs), value, 0)

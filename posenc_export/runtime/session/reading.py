@@ -13,7 +13,7 @@ import numpy as np
 from posenc_export.runtime.artefact import graph_inputs
 from posenc_export.runtime.artefact.graph_inputs import INPUTS, PaddedTokens
 from posenc_export.runtime.session import arguments, prefixes
-from posenc_export.runtime.session.arguments import Prompt, RowTokens, check_tokens
+from posenc_export.runtime.session.arguments import Prompt, RowTokens, unknown_id
 from posenc_export.runtime.session.caches import ALL_IN_PLACE, GROWS, IN_PLACE, REPLACED
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError, expected
 from posenc_export.runtime.session.graph import BoundRun, Feeds, Graph, RunMemory
@@ -101,9 +101,9 @@ class Reading:
         return tokens._replace(planes={**tokens.planes, "grid": grid})
 
     def runs(self, rows: Rows, tokens: RowTokens) -> List[RowTokens]:
-        """Return the tokens of each run of the graph, without columns of padding: of all rows; if
-        the graph continues a single row at a time, of each row, and of neighbours that read a token
-        each.
+        """Return the tokens of each run of the graph: those of all rows, of which the longest fills
+        all columns; if the graph continues a single row at a time, those of each row, and of
+        neighbours that read a token each.
         """
         counts, new = tokens.counts, int(tokens.counts.max())
         # With S > 1, a row without new tokens cannot share the run: its padding would be written
@@ -111,7 +111,7 @@ class Reading:
         together = len(counts) == 1 or (new == 1 and counts.all())
         together = together or not rows.length[tokens.rows].any()
         if self.manifest.continuation_rows != 1 or together:
-            return [tokens.part(0, len(counts), slice(new))]
+            return [tokens]
         runs, by_columns = [], rows.caches.by_columns
 
         def joint(row: int) -> int:
@@ -228,8 +228,9 @@ class Reading:
 
     def read_out(self, rows: Rows, prompt: Prompt) -> np.ndarray:
         """Feed whole rows, and return the second output [B,N]."""
-        value, tokens = self.manifest.outputs[1], self.with_coordinates(rows, prompt.tokens)
-        (run,) = self.runs(rows, tokens)
+        value, counts = self.manifest.outputs[1], prompt.tokens.counts
+        tokens = prompt.tokens.part(0, len(counts), slice(int(counts.max())))
+        run = self.with_coordinates(rows, tokens)
         size: Any = value.axes[-1]
         result = np.empty((run.x.shape[0], size), value.dtype)
         states = rows.caches.state_memory(run.rows, 0, run.x.shape[1], 0)
@@ -365,7 +366,8 @@ class Binding:
         if x.shape != token.shape or x.dtype.kind not in ("iu" if vocabulary else "f"):
             form = f"{list(token.shape)} {self._manifest.inputs[0].dtype}"
             raise expected(f"one token per row in a step, {form}", f"{list(x.shape)} {x.dtype}")
-        check_tokens(vocabulary, x)
+        if vocabulary and (x.min() < 0 or x.max() >= vocabulary):
+            raise unknown_id(vocabulary, x)
         return x.astype(token.dtype, copy=False)
 
     def _taker(
