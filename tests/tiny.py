@@ -46,7 +46,7 @@ CHOICES = {
         "buckets=8,max_distance=20,box_buckets=12,box_max_distance=90,added=unscaled"
     ),
     "layout_bias-boxes": "box_max_distance=90,size=700",
-    "decomposed_2d-resized": "rows=600,columns=60,trained_rows=8,trained_columns=90,scores=scaled",
+    "decomposed_2d-scaled": "rows=600,columns=60,scores=scaled",
     "dynamic_bias-log": "distance=log,hidden=8,depth=1",
     "dynamic_bias-norm": "hidden=8,norm=layer",
     "inkling-near": "basis=3,extent=9,scores=by_size",

@@ -39,6 +39,11 @@ def attend(ours: Any, q: Any, k: Any, v: Any, states: Any = (), causal: bool = F
     return ours.rescore(q, seen, ours.score_scale(q.size(3)), list(states))
 
 
+def resized(table: torch.Tensor, side: int) -> torch.Tensor:
+    """Return a table of offsets for another side, as the documentation of the encoding says."""
+    return torch.nn.functional.interpolate(table.T[None], 2 * side - 1, mode="linear")[0].T
+
+
 @pytest.mark.parametrize("trained", [(5, 7), (3, 9)], ids=["own grid", "resized"])
 def test_decomposed_2d_is_the_attention_of_sam(trained: Any) -> None:
     from transformers.models.sam.configuration_sam import SamVisionConfig
@@ -48,11 +53,13 @@ def test_decomposed_2d_is_the_attention_of_sam(trained: Any) -> None:
     theirs = SamVisionAttention(SamVisionConfig(hidden_size=64, num_attention_heads=4), 14).eval()
     for name, side in zip(("rel_pos_h", "rel_pos_w"), trained, strict=True):
         setattr(theirs, name, torch.nn.Parameter(torch.randn(2 * side - 1, 16)))
-    sizes = {"rows": 5, "columns": 7, "trained_rows": trained[0], "trained_columns": trained[1]}
     ours: Any = encodings.build(
-        {"name": "decomposed_2d", **sizes}, encodings.Geometry(64, 4, 16, 35, False, 4)
+        {"name": "decomposed_2d", "rows": 5, "columns": 7},
+        encodings.Geometry(64, 4, 16, 35, False, 4),
     )
-    ours.of_rows, ours.of_columns = theirs.rel_pos_h, theirs.rel_pos_w
+    ours.of_rows.data, ours.of_columns.data = (
+        resized(table.data, side) for table, side in ((theirs.rel_pos_h, 5), (theirs.rel_pos_w, 7))
+    )
     x = torch.randn(2, 5, 7, 64)
     with torch.no_grad():
         expected = theirs(x)[0]

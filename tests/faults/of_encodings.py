@@ -146,11 +146,6 @@ def _columns_flipped(e: Any) -> None:
     e.table.weight.copy_(e.table.weight.view(2 * e.rows - 1, -1, 6).flip(1).flatten(0, 1))
 
 
-def _not_resized(e: Any) -> None:
-    for resize in (e.resize_rows, e.resize_columns):
-        resize.shares.rows.zero_()
-
-
 def _gates_of_next_head(e: Any) -> None:
     observe = e.observe
     e.observe = lambda *arguments: [gates.roll(1, 1) for gates in observe(*arguments)]
@@ -207,7 +202,6 @@ CHANGES: Tuple[Tuple[str, str, Change], ...] = (
     ("coordinates exchanged, layout_bias", "layout_bias-near", _exchanged("of_x", "of_y")),
     ("offsets in columns exchanged, decomposed_2d", "decomposed_2d",
         _copied("of_columns", _flipped)),
-    ("table of another grid not resized", "decomposed_2d-resized", _not_resized),
     ("gates of the next head", "wavlm", _gates_of_next_head),
     ("sign of the relative distance, wavlm", "wavlm-near", _copied("of_distance", _flipped)),
     ("count clamped one short", "cope-short", lambda e: e.table[:, -1].copy_(e.table[:, -2])),
