@@ -46,7 +46,7 @@ class Exact:
     def _facts(self) -> Facts:
         manifest = expected.eager_session(self.read, 8).manifest
         places = manifest.places or Places()
-        heads = [(int(s.axes[1]), int(s.axes[3])) for s in manifest.states if len(s.axes) == 4]
+        caches = [s.axes for s in manifest.states if len(s.axes) == 4]
         # Of chunks, transformers counts positions in the mask, not in position_ids.
         counted = any("//" in rule for rule in places.sees)
         depth, reduction = bounds.extent(self.read)
@@ -60,7 +60,7 @@ class Exact:
             tolerance=tolerance("float32", depth, reduction),
             depth=depth,
             whole=self.model.trained,
-            heads=heads[0] if heads else (0, 0),
+            heads=(int(caches[0][1]), int(caches[0][3])) if caches else (0, 0),
             starts=not counted and self._starts(manifest),
             biased="" in places.sees or any(places.biases),
             sees=tuple(places.sees),
