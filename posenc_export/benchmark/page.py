@@ -38,7 +38,7 @@ h2 { font-size: 1.1rem; margin-top: 2rem } .note { color: #57606a }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: .2rem .7rem; text-align: right; vertical-align: top; white-space: nowrap;
   border-bottom: 1px solid #d8dee4 }
-th { font-weight: 600; border-bottom-color: #57606a }
+th { font-weight: 600; border-bottom-color: #57606a; white-space: normal }
 .text { text-align: left } .best { font-weight: 700 }
 .dot { display: inline-block; width: .7rem; height: .7rem; border-radius: 50%; margin-right: .5rem }
 details { margin-top: 1rem } summary { cursor: pointer; font-weight: 600 }
@@ -164,9 +164,10 @@ def _band(
 def _level(
     value: Callable[[Row], float], axes: Any, rows: List[Row], style: Dict[str, Any]
 ) -> None:
-    """Draw a number of each row, on an axis from 0 whose top adapts to further contestants."""
-    axes.plot([row.tokens for row in rows], list(map(value, rows)), marker="o", **style)
-    axes.set_ylim(bottom=0, auto=True)
+    """Draw a number of each row, on an axis from 0."""
+    values = list(map(value, rows))
+    axes.plot([row.tokens for row in rows], values, marker="o", **style)
+    axes.set_ylim(0, max(1.1 * max(values), axes.get_ylim()[1]))
 
 
 def _figure(title: str, rows: List[Row], places: str, unit: str, mark: Mark, styles: Styles) -> str:

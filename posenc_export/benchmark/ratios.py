@@ -94,8 +94,8 @@ def headlines(rows: Sequence[Row], baseline: str = "") -> List[str]:
         parts = [f"{name} {text}" for name, text in texts.items() if text]
         if undecided := [name for name, text in texts.items() if not text]:
             parts += [f"{_listed(undecided)} undecided (the times vary too much)"]
-        where = f"at {tokens[0]}" if len(tokens) == 1 else f"{tokens[0]} to {tokens[-1]}"
-        place = f"{phase.capitalize()} {where} {WHAT[phase]}"
+        where = " to ".join(map(str, dict.fromkeys((tokens[0], tokens[-1]))))
+        place = f"{phase.capitalize()} at {where} {WHAT[phase]}"
         lines.append(f"{place}, time relative to {reference}: {', '.join(parts)}.")
     return lines
 

@@ -144,7 +144,8 @@ def check_only(command: str, names: Container[str], chosen: Iterable[str], rule:
 
 def nearest_model(model: str, names: Sequence[str]) -> str:
     """The remedy for a model that does not exist: a folder, a download, or the nearest name."""
-    near = "give a folder that exists" if os.sep in model else suggestion(model, names)
+    path = os.sep in model or model.endswith(".gguf")
+    near = "give one that exists" if path else suggestion(model, names)
     fetch = download(model)
     return f"{near}, or download the model first: {fetch}" if fetch else near
 

@@ -12,7 +12,7 @@ from posenc_export.shared.suggestion import suggestion
 # Limits for floats and integers: float32 is infinite from 2^128 on, and sums of larger int64 may
 # overflow.
 LARGEST, WHOLE = 2.0**128, 1 << 62
-MANY = 20  # names that a message does not list if it suggests one
+MANY = 20  # names that a message does not list
 Spec = Mapping[str, Any]
 # Limits that a class declares by parameter: its attribute, the rule in messages, the comparison of
 # a value with the limit, and the remedy.
@@ -31,8 +31,8 @@ def parameters(
     """
     if name not in classes:
         near = suggestion(name, classes)
-        if len(classes) > MANY and near.startswith("did"):
-            remedy = f"{near} posenc list shows all names"
+        if len(classes) > MANY:
+            remedy = f"{near if near.startswith('did') else ''} posenc list shows all names".strip()
             raise ValueError(f"{kind}: expected a known name, got {name!r}; {remedy}")
         rule = f"name to be one of {', '.join(classes)}"
         raise ValueError(f"{kind}: expected {rule}, got {name!r}; {near}")

@@ -61,7 +61,7 @@ def test_a_headline_over_several_numbers_of_tokens_has_the_ranges_of_ratios():
             for name, seconds in zip(("ort", "onnx", "genai"), (*pair, pair[0]), strict=True)
         ]
 
-    start = "Decode 128 to 512 cached tokens, time relative to ort:"
+    start = "Decode at 128 to 512 cached tokens, time relative to ort:"
     equal = "genai 1.00 (no clear difference)"
     assert headlines(measured((1e-3, 2e-3), (1e-3, 4e-3))) == [
         f"{start} {equal}, onnx 2.00 to 4.00."

@@ -271,15 +271,15 @@ MISSPELLED = {
     ),
     "plot rope:thet=3": "got 'thet'; did you mean theta?",
     "export org/name-1B --target ort -o x": (
-        "got 'org/name-1B'; give a folder that exists, or download the model first: hf download "
+        "got 'org/name-1B'; give one that exists, or download the model first: hf download "
         "org/name-1B --local-dir name-1B"
     ),
     "describe hf://org/name/q4.gguf": "got none; hf download org/name q4.gguf --local-dir name",
     "generate org/name --prompt x": (
-        "got 'org/name'; give a folder that exists, or download the model first: hf download "
+        "got 'org/name'; give one that exists, or download the model first: hf download "
         "org/name --local-dir name"
     ),
-    "export ./missing --target ort -o x": "got './missing'; give a folder that exists",
+    "export ./missing --target ort -o x": "got './missing'; give one that exists",
 }
 
 
