@@ -10,21 +10,16 @@ import numpy as np
 import pytest
 
 from posenc_export.commands.cli import main
-from posenc_export.export import export
-from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import load
-from tests.models.sentence_folders import folder
+from tests.models.sentence_folders import artefact
 
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 LINES = ["w5 w6", "", "w7 w8 w9"]
 
 
-@pytest.fixture(scope="module")
-def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("sentences")
-    folder(path, {"pooling_mode": "mean"})
-    export(from_pretrained(path), "torchscript", path / "artefact", verify=False)
-    return path / "artefact"
+@pytest.fixture(name="artefact")
+def made() -> Path:
+    return artefact()
 
 
 @pytest.mark.parametrize("end", ["", "\n"])

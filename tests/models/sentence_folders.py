@@ -1,6 +1,8 @@
 """Tiny folders as sentence-transformers saves them."""
 
+import functools
 import json
+import tempfile
 from pathlib import Path
 from typing import Any, Dict, Sequence
 
@@ -8,6 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from posenc_export.export import export
+from posenc_export.models.pretrained import from_pretrained
 from tests.models.encoders import SIZES, saved
 
 PACKAGE = "sentence_transformers.models"
@@ -85,6 +89,20 @@ def folder(
     ]
     (path / "modules.json").write_text(json.dumps(listed))
     return peer
+
+
+_kept = tempfile.TemporaryDirectory()
+
+
+@functools.cache
+def artefact() -> Path:
+    """Return the artefact of a folder with pooling mean, which is exported once in a process; tests
+    must not modify it.
+    """
+    path = Path(_kept.name)
+    folder(path, {"pooling_mode": "mean"})
+    export(from_pretrained(path), "torchscript", path / "artefact", verify=False)
+    return path / "artefact"
 
 
 def dense_weights(index: int) -> Dict[str, Tensor]:

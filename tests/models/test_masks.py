@@ -2,7 +2,6 @@
 between the tokens of a row: with whole rows, and with a cache.
 """
 
-import functools
 import re
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from posenc_export import from_pretrained
-from posenc_export.export import Sources, export
+from posenc_export.export import export
 from posenc_export.export.signatures import wrap
 from posenc_export.models.whole_pass import empty_states
 from posenc_export.runtime import load
@@ -33,18 +32,13 @@ DECODER = decoder("rope")
 CALLS = {"whole": (20,), "cached": (11, *(1,) * 9)}
 
 
-@functools.lru_cache(maxsize=2)
-def _made(name: str, place: Path) -> Tuple[Any, Any]:
-    """Return transformers' model and the graph of its artefact."""
-    peer, folder = saved(name, place / "checkpoint")
-    export(Sources(from_pretrained(folder)), "onnx", place / "a", signature="mask", verify=False)
-    return peer, onnxruntime.InferenceSession(place / "a" / "model.onnx")
-
-
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of this module's models."""
-    return tmp_path_factory.mktemp("masks")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Any, Any]:
+    """Return transformers' model with a window and the graph of its artefact."""
+    place = tmp_path_factory.mktemp("masks")
+    peer, folder = saved("mistral with a window", place / "checkpoint")
+    export(from_pretrained(folder), "onnx", place / "a", signature="mask", verify=False)
+    return peer, onnxruntime.InferenceSession(place / "a" / "model.onnx")
 
 
 def _calls(mask: np.ndarray, counts: Tuple[int, ...]) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
@@ -91,11 +85,8 @@ def _mask(name: str) -> np.ndarray:
 
 @pytest.mark.parametrize("calls", CALLS)
 @pytest.mark.parametrize("padding", ["before", "behind"])
-@pytest.mark.parametrize("name", ["llama", "mistral with a window"])
-def test_a_mask_gives_the_logits_of_transformers(
-    name: str, padding: str, calls: str, place: Path
-) -> None:
-    (peer, graph), mask = _made(name, place / name), _mask(padding)
+def test_a_mask_gives_the_logits_of_transformers(padding: str, calls: str, made: Any) -> None:
+    (peer, graph), mask = made, _mask(padding)
     seen = mask == 1
     wanted = _theirs(peer, mask, CALLS[calls])[seen]
     ours = _ours(graph, mask, CALLS[calls])[seen]

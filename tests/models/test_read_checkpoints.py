@@ -96,6 +96,7 @@ def test_layers_for_multi_token_prediction_are_ignored(tmp_path: Path) -> None:
     assert share([(logits, theirs(peer, tokens_of()))]) <= 1
 
 
+@pytest.mark.exhaustive  # tests/export/targets/test_experts.py has small ones
 @pytest.mark.parametrize("target", ["pt2", "ort-cuda"])
 def test_experts_and_norms_behind_products_are_exported(target: str, tmp_path: Path) -> None:
     _, folder = saved("deepseek_v3", tmp_path)

@@ -21,21 +21,21 @@ from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import load
 from posenc_export.runtime.session.session import Session
 from posenc_export.shared.numerics import tolerance, worst_error
+from tests.cases import choice
 from tests.models.encoders import built, described, randomised
 
 IDS = torch.arange(3, 3 + 12)[None].repeat(2, 1)
 IDS[1] += 20
 MASKED, SCORES, ANSWERS = "MaskedLM", "SequenceClassification", "QuestionAnswering"
 NAMES = (
-    *("bert", "roberta", "xlm-roberta", "camembert", "mpnet", "electra", "distilbert"),
-    *("deberta-v2", "roformer", "modernbert"),
+    *("bert", "roberta", "mpnet", "electra", "distilbert", "deberta-v2", "roformer", "modernbert"),
 )
 TASKS = (MASKED, SCORES, ANSWERS, "TokenClassification")
 PAIRS = [(task, name) for task in TASKS for name in NAMES]
 QUICK = [
-    *((task, "bert") for task in TASKS),
-    *((SCORES, name) for name in ("roberta", "deberta-v2", "distilbert", "modernbert")),
-    *((MASKED, name) for name in ("deberta-v2", "modernbert")),
+    *((task, "bert") for task in TASKS[2:]),  # the others are proved in an artefact
+    *((SCORES, name) for name in ("deberta-v2", "distilbert")),
+    (MASKED, "modernbert"),
 ]
 
 
@@ -71,10 +71,7 @@ def _close(folder: Path, peer: Any) -> bool:
     return worst_error(logits, _expected(peer)) < tolerance("float32", 2, 48)
 
 
-@pytest.mark.parametrize(
-    ("task", "name"),
-    [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.exhaustive) for pair in PAIRS],
-)
+@pytest.mark.parametrize(("task", "name"), choice(PAIRS, QUICK))
 def test_logits_of_a_head_equal_those_of_transformers(task: str, name: str, tmp_path: Path) -> None:
     peer = _saved(task, name, tmp_path)
     model = as_model(from_pretrained(tmp_path))

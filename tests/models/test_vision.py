@@ -2,6 +2,7 @@
 and videos with time, height and width as coordinates.
 """
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -20,6 +21,7 @@ from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import Session
 
 pytest.importorskip("transformers", reason="transformers is not installed")
+from tests.cases import choice  # noqa: E402
 from tests.models.checkpoints import made  # noqa: E402
 from tests.models.patterns import LENGTH, share, theirs, tokens_of  # noqa: E402
 from tests.models.vision_models import MODELS, places, saved  # noqa: E402
@@ -51,17 +53,9 @@ def _prepared(name: str, target: str, folders: Path) -> Tuple[Any, Session]:
     return peer, SESSIONS[name, target].session()
 
 
-QUICK = {"ort": ("qwen3_vl",), "torchscript": ("qwen2_vl with windows",), "eager": ("glm4v",)}
-each = pytest.mark.parametrize(
-    ("name", "target"),
-    [
-        pytest.param(
-            name, target, marks=() if name in QUICK.get(target, ()) else pytest.mark.exhaustive
-        )
-        for name in MODELS
-        for target in ("eager", "ort", "onnx", "onnx-static", "torchscript")
-    ],
-)
+QUICK = [("qwen3_vl", "ort"), ("qwen2_vl with windows", "torchscript"), ("glm4v", "eager")]
+CASES = itertools.product(MODELS, ("eager", "ort", "onnx", "onnx-static", "torchscript"))
+each = pytest.mark.parametrize(("name", "target"), choice(CASES, QUICK))
 
 
 @each

@@ -10,25 +10,20 @@ pytest.importorskip("fastapi", reason="fastapi is not installed")
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 from starlette.testclient import TestClient
 
-from posenc_export.export import export
-from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import load
 from posenc_export.runtime.session import model as session_text
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve.access import Access
 from posenc_export.serve.embeddings import application
 from posenc_export.serve.requests import Limits
-from tests.models.sentence_folders import folder
+from tests.models.sentence_folders import artefact
 
 KEY = "secret"
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    path = tmp_path_factory.mktemp("sentences")
-    folder(path, {"pooling_mode": "mean"})
-    export(from_pretrained(path), "torchscript", path / "artefact", verify=False)
-    return load(path / "artefact")
+def model() -> Model:
+    return load(artefact())
 
 
 @pytest.fixture
