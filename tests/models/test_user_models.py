@@ -10,6 +10,7 @@ from typing import Any, List
 import numpy as np
 import pytest
 import tokenizers
+import torch
 
 from posenc_export import from_pretrained, load
 from posenc_export.commands.cli import main
