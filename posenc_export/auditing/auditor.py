@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union, c
 
 import numpy as np
 
-from posenc_export.auditing import configurations, confined, finding, repeat
+from posenc_export.auditing import confined, finding, repeat
 from posenc_export.auditing.answer import CAUSES, Answer, Observed, answer, observe
 from posenc_export.auditing.confined import SECONDS
 from posenc_export.auditing.facts import Claim, Question, Reference
@@ -26,6 +26,7 @@ from posenc_export.auditing.rounding import (
     rounding_of,
 )
 from posenc_export.auditing.session import TAGS, ForeignSession
+from posenc_export.export import hypotheses
 from posenc_export.export.expected import TRIES, disturbed
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.verification.indices import SOLVER
@@ -361,14 +362,14 @@ class Auditor:
             return reply
         models, expected = self.reference.faulty(tokens.shape[1]), self.reference.outputs(tokens)
         tolerance = self.accuracy.tolerance
-        fault = configurations.explained(models, expected, tokens, outputs, tolerance)
+        fault = hypotheses.explained(models, expected, tokens, outputs, tolerance)
         return reply if fault is None else reply.named(fault.cause, fault.words)
 
     def _shift(self) -> int:
         """Return by how much all positions are too large, if that explains the outputs of a full
         pass; otherwise 0.
         """
-        facts, most = self.reference.facts, configurations.NEAR * self.accuracy.tolerance
+        facts, most = self.reference.facts, hypotheses.NEAR * self.accuracy.tolerance
         with contextlib.suppress(GraphError, NotPossible):
             tokens, outputs = self._full_pass(self.interface.batch or 1, SHORT)
             for shift in SHIFTS if facts.starts and outputs.shape[1] == tokens.shape[1] else ():

@@ -1,55 +1,16 @@
 """Faults by trial in models of transformers: copies with another configuration, as exporters get
-it wrong. A fault is named if a model that has it gives the outputs that were found.
+it wrong. Compare export/hypotheses.py, which changes descriptions.
 """
 
-from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Iterator, Tuple
 
-import numpy as np
 import torch
 
+from posenc_export.export.hypotheses import THETAS, Hypothesis, factors_of
 from posenc_export.models.by_transformers import Published, limit
 from posenc_export.models.parameters import sharing_weights
 
 EVERYTHING = 1 << 30  # keys of a window that hides none
-THETAS = (100.0, 1000.0, 10000.0, 100000.0, 500000.0, 1000000.0, 5000000.0)
-# A model is the graph's if their outputs differ by at most this many tolerances, and by this many
-# times less than those of a reference that differs.
-NEAR = 4.0
-
-
-class Hypothesis(NamedTuple):
-    """A fault: its short name, and what the graph does."""
-
-    cause: str
-    words: str
-
-
-def explained(
-    models: Iterable[Tuple[Hypothesis, Published]],
-    expected: np.ndarray,
-    tokens: np.ndarray,
-    actual: np.ndarray,
-    tolerance: float,
-) -> Optional[Hypothesis]:
-    """Return the fault that explains the outputs `actual` [B,L,V] of a full pass of token ids
-    [B,L], or None.
-
-    Args:
-        models: faults with models that have them.
-        expected: outputs without a fault [B,L,V].
-        tolerance: largest error of a right graph, relative to the largest output.
-    """
-    scale = float(np.abs(actual).max()) or 1.0
-    most, own = NEAR * tolerance * scale, float(np.abs(expected - actual).max())
-    if own > tolerance * scale:  # else only shorter sequences are wrong, as with long factors
-        most = min(most, own / NEAR)
-    for hypothesis, model in models:
-        if tokens.shape[1] <= (model.max_positions or 0):
-            with torch.no_grad():
-                outputs = model(torch.from_numpy(tokens)).numpy()
-            if np.abs(outputs - actual).max() <= most:
-                return hypothesis
-    return None
 
 
 def with_faults(model: Published) -> Iterator[Tuple[Hypothesis, Published]]:
@@ -79,18 +40,9 @@ def with_faults(model: Published) -> Iterator[Tuple[Hypothesis, Published]]:
         fault = Hypothesis("encoding dropped", "no position encoding is applied")
         yield fault, _changed(model, _unrotated)
     scaled = any(_scales(part) for part in model.modules())
-    for factor in _factors(getattr(config, "head_dim", None) or 64) if scaled else ():
+    for factor in factors_of(getattr(config, "head_dim", None) or 64) if scaled else ():
         words = f"scores are scaled by {factor:.6g} times the factor of the reference"
         yield Hypothesis("scale", words), _changed(model, _scaled(factor))
-
-
-def _factors(size: int) -> Iterator[float]:
-    """Yield factors by which scores of heads of a size may be scaled in error: also by 1, 1/D, and
-    those of other sizes.
-    """
-    factors = [2.0, 0.5, 2**0.5, 0.5**0.5, 4.0, 0.25]
-    factors += [size**0.5, size**-0.5, (size / 64) ** 0.5, (size / 128) ** 0.5]
-    yield from (factor for factor in dict.fromkeys(factors) if factor != 1)
 
 
 def _changed(model: Published, change: Callable[[Any, Any], None], **values: Any) -> Published:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from posenc_export.auditing import configurations, facts, modules
-from posenc_export.auditing.configurations import Hypothesis
 from posenc_export.auditing.facts import Facts
 from posenc_export.export import bounds, expected
 from posenc_export.export.edges import edges_of
+from posenc_export.export.hypotheses import Hypothesis
 from posenc_export.export.read_module import as_model
 from posenc_export.models.by_transformers import Published
 from posenc_export.models.pretrained import from_pretrained

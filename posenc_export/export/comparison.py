@@ -6,10 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posenc_export.export import hypotheses
 from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.describe import Model
 from posenc_export.export.expected import eager_session
 from posenc_export.export.read_module import KNOWN, ReadAs, as_model
+from posenc_export.models.block import AttentionBlock
+from posenc_export.models.stack import Stack
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification import measuring
@@ -64,7 +67,7 @@ def compare(
     error = rounded_up(worst_error(whole, case.full))
     if not error <= accuracy.tolerance:
         sees_later = bool(session.manifest.states) and _sees_later(original, case, accuracy)
-        raise ValueError(_disagreement(whole, case, error, accuracy, sees_later))
+        raise ValueError(_disagreement(ours, whole, case, error, accuracy, sees_later))
     columns = np.arange(case.full.shape[-1])
     expected = Expected(columns, case, {}, None)
     measured = measuring.measure(session, expected, accuracy, lambda _: None)
@@ -133,7 +136,7 @@ def _sees_later(original: Callable[..., Any], case: Case, accuracy: Accuracy) ->
 
 
 def _disagreement(
-    whole: np.ndarray, case: Case, error: float, accuracy: Accuracy, sees_later: bool
+    ours: Any, whole: np.ndarray, case: Case, error: float, accuracy: Accuracy, sees_later: bool
 ) -> str:
     """Return a message that says which tokens differ. The output of a causal model for its first
     token depends on no number of heads, position or scale. whole: outputs of ours; sees_later:
@@ -150,4 +153,9 @@ def _disagreement(
     where = "from the first token on: check weights, biases, norms"
     if worst_error(whole[:, :1], case.full[:, :1]) <= accuracy.tolerance:
         where = "only after the first token: check heads, encoding, theta, layout, scale"
+    if isinstance(ours, (AttentionBlock, Stack)) and ours.config.attentions:
+        models = hypotheses.with_faults(ours, hypotheses.descriptions(ours))
+        row = (whole[:1], case.tokens[:1], case.full[:1])
+        fault = hypotheses.explained(models, *row, accuracy.tolerance)
+        where = f"{where.partition(':')[0]}: they agree if {fault.words}" if fault else where
     return f"{rule}, {where}; {DIFFERS}"

@@ -72,11 +72,34 @@ def test_bidirectional_attention_is_compared_without_a_cache() -> None:
     assert compare(_of(original, causal=False), lambda x: original(x, x, x), X)["passed"]
 
 
-@pytest.mark.parametrize("encoding", ["rope:theta=500", "alibi", "nope"])
-def test_another_encoding_is_reported_as_a_difference_after_the_first_token(encoding: str) -> None:
-    ours, other = (seeded(block_config(WIDTH, HEADS, 100, encoding=e)) for e in ("rope", encoding))
-    with pytest.raises(ValueError, match="only after the first token: check heads, encoding, thet"):
-        compare(ours, other, X)
+OTHER: Dict[str, Dict[str, Any]] = {
+    "the encoding is rope:theta=500000.0": {"encoding": "rope:theta=500000"},
+    "the encoding is rope:rotary=6": {"encoding": "rope:rotary=6"},
+    "the encoding is rope:rotary=4,layout=interleaved": {
+        "encoding": "rope:rotary=4,layout=interleaved"
+    },
+    "the encoding is alibi": {"encoding": "alibi"},
+    "the encoding is nope": {"encoding": "nope"},
+    "the number of heads is 6": {"heads": 2 * HEADS},
+    "scores are scaled by 2 times the factor of the reference": {"twice": True},
+    None: {"encoding": "rope:theta=500"},
+}
+
+
+@pytest.mark.parametrize("cause", OTHER)
+def test_what_differs_from_the_original_is_named(cause: Any) -> None:
+    def made(twice: bool = False, heads: int = HEADS, encoding: str = "rope") -> AttentionBlock:
+        block = AttentionBlock(block_config(WIDTH, heads, 100, encoding=encoding)).eval()
+        random = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for weight in block.parameters():
+                weight.copy_(torch.randn(weight.shape, generator=random) / 4)
+            block.attention.projection.qkv.weight[:WIDTH] *= 2 if twice else 1
+        return block
+
+    named = f"they agree if {cause}" if cause else "check heads, encoding, theta, layout, scale"
+    with pytest.raises(ValueError, match=f"only after the first token: {named}; docs/from-your"):
+        compare(made(), made(**OTHER[cause]), X)
 
 
 def test_wrong_weights_are_reported_as_a_difference_from_the_first_token_on() -> None:
