@@ -151,10 +151,10 @@ def positions_of(attention_mask: Tensor) -> Tensor:
     """Return positions [B,T] int64 that count the ones of a mask from 0, -1 at others. A zero
     between ones fails: as models count distances, it may count or not.
     """
-    counted = (attention_mask.clamp(min=0).cumsum(1) - 1).masked_fill(attention_mask.le(0), -1)
-    begun = attention_mask.clamp(min=0).cumsum(1).gt(0) & attention_mask.ge(0)
-    columns = (begun.to(torch.int64).cumsum(1) - 1).masked_fill(attention_mask.le(0), -1)
-    return counted + ops.refuse_gaps((columns - counted).sum())
+    ones = attention_mask.clamp(min=0).cumsum(1)
+    between = (ones * (ones[:, -1:] - ones)).masked_fill(attention_mask.ne(0), 0)
+    counted = (ones - 1).masked_fill(attention_mask.le(0), -1)
+    return counted + ops.refuse_gaps(between.sum())
 
 
 def has_cache(model: Model) -> bool:
