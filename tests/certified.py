@@ -2,9 +2,8 @@
 
 from typing import Any, Dict
 
-from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.describe import Model
-from posenc_export.export.expected import against, oracle_cells
+from posenc_export.export.expected import accuracy_of, against, oracle_cells
 from posenc_export.runtime import Session
 from posenc_export.runtime.verification.measuring import measure
 from posenc_export.runtime.verification.proof import Expected, certificate

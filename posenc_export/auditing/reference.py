@@ -13,8 +13,8 @@ import torch
 
 from posenc_export.auditing import configurations, facts, modules
 from posenc_export.auditing.facts import Facts
-from posenc_export.export import bounds, expected
-from posenc_export.export.edges import edges_of
+from posenc_export.export import expected
+from posenc_export.export.expected import edges_of
 from posenc_export.export.hypotheses import Hypothesis
 from posenc_export.export.read_module import as_model
 from posenc_export.models.by_transformers import Published
@@ -49,7 +49,7 @@ class Exact:
         caches = [s.axes for s in manifest.states if len(s.axes) == 4]
         # Of chunks, transformers counts positions in the mask, not in position_ids.
         counted = any("//" in rule for rule in places.sees)
-        depth, reduction = bounds.extent(self.read)
+        depth, reduction = expected.extent(self.read)
         return Facts(
             width=int(manifest.outputs[0].axes[-1]),
             vocabulary=manifest.vocabulary,

@@ -9,9 +9,8 @@ from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Union
 import torch
 
 from posenc_export.export import half_precision, loader_configs, numbers, quality
-from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.describe import Model, describe, text_of
-from posenc_export.export.expected import expected_outputs
+from posenc_export.export.expected import accuracy_of, expected_outputs
 from posenc_export.export.options import MAX_LOSS, ExportOptions
 from posenc_export.export.quantization import mixed, samples
 from posenc_export.export.quantization.formats import format_of

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from posenc_export.export import hypotheses
-from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.describe import Model
-from posenc_export.export.expected import eager_session
+from posenc_export.export.expected import accuracy_of, eager_session
 from posenc_export.export.read_module import KNOWN, ReadAs, as_model
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.stack import Stack

@@ -1,21 +1,176 @@
-"""The manifest of a model before its graph is written, and the eager module as a target."""
+"""The manifest of a model before its graph is written, with inputs, outputs and states by name,
+dtype and axes; examples of them for tracing, and the eager module as a target.
+"""
 
-from typing import Dict, Tuple
+from typing import Any, Dict, List, Tuple, Union
 
 import torch
+from torch import Tensor
 
 from posenc_export import encodings
-from posenc_export.export import graph_values
+from posenc_export.encodings.shared.base import StateSpec
 from posenc_export.export.read_module import ReadModule
-from posenc_export.export.signatures import Model, wrap
+from posenc_export.export.signatures import Model, has_cache, has_segments, takes_logits_index, wrap
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config_json import kind_of, to_json
 from posenc_export.models.placed import placed
-from posenc_export.models.stack import Text
+from posenc_export.models.stack import Stack, Text
 from posenc_export.models.whole_pass import encodings_in
-from posenc_export.runtime.artefact.manifest import Manifest, Package
+from posenc_export.runtime.artefact.graph_inputs import ENCODER_MASK, B, M, P, Q, R, S, T
+from posenc_export.runtime.artefact.manifest import Axis, Manifest, Package, State, Value
 from posenc_export.runtime.artefact.records import Generation, Places
-from posenc_export.runtime.artefact.schema import FIRST_INTERFACE, TARGETS
+from posenc_export.runtime.artefact.schema import FIRST_INTERFACE, TARGETS, passed
+
+
+def dtype_of(model: Model) -> str:
+    """Return the numpy name of the dtype of weights, activations and caches."""
+    return str(model.weight_dtype()).removeprefix("torch.")
+
+
+def inputs_of(model: Model, signature: str) -> List[Value]:
+    """Return the inputs of a graph without states and encoder."""
+    index = Value("logits_index", "int64", (B, R))
+    further = [index] if takes_logits_index(model, signature) else []
+    return [*_read(model), _position_input(model, signature), *further]
+
+
+def _read(model: Model) -> List[Value]:
+    dtype, width = passed(dtype_of(model)), model.config.width
+    ids = Value("input_ids", "int64", (B, S))
+    if isinstance(model, AttentionBlock) or not model.config.tokens:
+        return [Value("hidden_states", dtype, (B, S, width))]
+    return [ids, *([Value("token_type_ids", "int64", (B, S))] if has_segments(model) else [])]
+
+
+def _position_input(model: Model, signature: str) -> Value:
+    if signature == "positions":
+        axes: Tuple[Axis, ...] = (1 + model.axes, B, S) if model.axes else (B, S)
+        return Value("position_ids", "int64", axes)
+    return Value("attention_mask", "int64", (B, T if states_of(model, signature, "append") else S))
+
+
+def outputs_of(model: Model, signature: str) -> List[Value]:
+    """Return the output, and the second one of a model with a readout."""
+    of_dtype, width = passed(dtype_of(model)), model.config.width
+    if isinstance(model, ReadModule):
+        name, width = model.output_name, model.config.outputs
+        tokens = R if takes_logits_index(model, signature) else S
+        return [Value(name, of_dtype, (B, tokens, width)), *_readout(model, width)]
+    if not isinstance(model, Stack):
+        return [Value("output", of_dtype, (B, S, width))]
+    config = model.config
+    if config.head is not None:
+        tokens = R if takes_logits_index(model, signature) else S
+        output = Value("logits", of_dtype, (B, tokens, config.tokens.vocabulary))
+    else:
+        output = Value("last_hidden_state", of_dtype, (B, S, width))
+    return [output, *_readout(model, width)]
+
+
+def _readout(model: Union[Stack, ReadModule], width: int) -> List[Value]:
+    """Return the second output of a model with outputs of a width; none without a readout."""
+    readout = model.config.readout if isinstance(model, ReadModule) else None
+    if readout is None:
+        return []
+    return [Value(readout.output, dtype_of(model), (B, readout.size))]
+
+
+def encoder_of(model: Model) -> List[Value]:
+    """Return the inputs that a decoder with cross-attention takes from an encoder."""
+    dtype, values = passed(dtype_of(model)), []
+    for index, (heads, size) in enumerate(model.memory if isinstance(model, ReadModule) else ()):
+        name = f"past_key_values.{index // 2}.encoder.{('key', 'value')[index % 2]}"
+        values.append(Value(name, dtype, (B, heads, Q, size)))
+    return [Value(ENCODER_MASK, "int64", (B, Q)), *values] if values else []
+
+
+def states_of(model: Model, signature: str, update: str) -> List[State]:
+    """Return the states. update: rule of keys and values, "append" or "in_place"."""
+    dtype, slots = dtype_of(model), P if update == "append" else M
+
+    def state(past: str, present: str, carried: StateSpec) -> State:
+        names = past + carried.name, present + carried.name, carried.dtype or dtype
+        if not carried.grows:
+            return State(*names, (B, *carried.sizes), "replace", 0)
+        heads, size = carried.sizes
+        return State(*names, (B, heads, slots, size), update, 2)
+
+    places = State("past_positions", "present_positions", "int64", (B, slots), update, 1, -1)
+    return [
+        *([places] if signature == "positions" and has_cache(model) else []),
+        *(
+            state("past_embedding.", "present_embedding.", carried)
+            for carried in model.token_encoding.embed_states()
+        ),
+        *(
+            state(f"past_key_values.{layer}.", f"present.{layer}.", carried)
+            for layer, attention in enumerate(model.attentions())
+            for carried in attention.states()
+        ),
+    ]
+
+
+def step_weights(model: Model) -> int:
+    """Count the weights that a step reads: every matrix once, one row of the token table."""
+    if isinstance(model, ReadModule):
+        return model.step_weights()
+    total = sum(
+        parameter.numel()
+        for name, parameter in model.named_parameters()
+        if ".encoding." not in name and not name.startswith("token_encoding.")
+    )
+    if not isinstance(model, Stack):
+        return total
+    table, head = model.tokens.embedding.weight, model.config.head
+    is_tied = head is not None and head.tied
+    return total + int(table.size(1)) - (0 if is_tied else int(table.numel()))
+
+
+def input_names(manifest: Manifest) -> List[str]:
+    """Return the names of graph inputs, in the order of a calling convention."""
+    states = [state.past for state in manifest.states]
+    return [value.name for value in manifest.inputs] + states + [v.name for v in manifest.encoder]
+
+
+def output_names(manifest: Manifest) -> List[str]:
+    """Return the names of graph outputs, in the order of a calling convention."""
+    states = [state.present for state in manifest.states]
+    return [*(value.name for value in manifest.outputs), *states]
+
+
+# No 0 or 1, which torch.export would fix; T = P + S columns fit into M slots.
+SIZES = {B: 2, S: 5, P: 3, T: 8, M: 9, Q: 6, R: 4}
+
+
+def trace_inputs(manifest: Manifest, slots: str = P) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:
+    """Return example arguments of the signature's forward and their dynamic axes. Encoder inputs
+    follow the caches. slots: the axis of caches, for every target. Semantic operations append to
+    caches with axis P.
+    """
+    values = [(_own(manifest, value.dtype), value.axes) for value in manifest.inputs]
+    states = []
+    for state in manifest.states:
+        states.append((state.dtype, tuple(slots if axis == M else axis for axis in state.axes)))
+    if any(state.past == "past_positions" for state in manifest.states):
+        values.append(states.pop(0))
+    states += [(_own(manifest, value.dtype), value.axes) for value in manifest.encoder]
+    arguments, shapes = ([part(*value) for value in values] for part in (_example, _dynamic))
+    caches, dynamic = ([part(*state) for state in states] for part in (_example, _dynamic))
+    return (*arguments, caches), (*shapes, dynamic)
+
+
+def _own(manifest: Manifest, dtype: str) -> str:
+    """Return the dtype of the module itself; a graph may be passed another one."""
+    return manifest.dtype if dtype == manifest.passed_dtype else dtype
+
+
+def _example(dtype: str, axes: Tuple[Axis, ...]) -> Tensor:
+    sizes = [SIZES[axis] if isinstance(axis, str) else axis for axis in axes]
+    return torch.ones(sizes, dtype=getattr(torch, dtype))
+
+
+def _dynamic(_: str, axes: Tuple[Axis, ...]) -> Dict[int, str]:
+    return {index: axis for index, axis in enumerate(axes) if isinstance(axis, str)}
 
 
 def describe(model: Model, target: str, signature: str) -> Manifest:
@@ -27,12 +182,12 @@ def describe(model: Model, target: str, signature: str) -> Manifest:
         kind=kind_of(model.config),
         target=target,
         signature=signature,
-        dtype=graph_values.dtype_of(model),
+        dtype=dtype_of(model),
         layout=kind.layout[signature],
         config=to_json(model.config),
-        inputs=graph_values.inputs_of(model, signature),
-        outputs=graph_values.outputs_of(model, signature),
-        states=graph_values.states_of(model, signature, "append" if kind.grows else "in_place"),
+        inputs=inputs_of(model, signature),
+        outputs=outputs_of(model, signature),
+        states=states_of(model, signature, "append" if kind.grows else "in_place"),
         max_positions=model.config.max_positions,
         capacity_bucket=kind.capacity_bucket,
         continuation_rows=kind.continuation_rows,
@@ -40,8 +195,8 @@ def describe(model: Model, target: str, signature: str) -> Manifest:
         axes=model.axes,
         coordinate_range=model.coordinate_range,
         chunk=min(encoding.chunk for encoding in encodings_in(model)),
-        encoder=graph_values.encoder_of(model),
-        step_weights=graph_values.step_weights(model),
+        encoder=encoder_of(model),
+        step_weights=step_weights(model),
         interface=FIRST_INTERFACE,
         stop_ids=list(text.stop_ids),
         start_ids=list(text.start_ids),

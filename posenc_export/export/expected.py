@@ -1,31 +1,117 @@
-"""Outputs of the eager module for a proof, in float32 for artefacts of every dtype, their errors
-against the float64 oracle, and how much rounding changes them.
+"""Outputs of the eager module for a proof, in float32 for artefacts of every dtype: where they are
+compared, how far a correct artefact may be from them, and their own errors against the float64
+oracle.
 """
 
 import copy
+import math
+import re
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
+from posenc_export.encodings.shared.combined import parts_of
 from posenc_export.export.describe import Model, eager
-from posenc_export.export.edges import edges_of, indices_of
+from posenc_export.export.quantization.formats import format_of
 from posenc_export.export.read_module import ReadModule, as_model
 from posenc_export.export.sources import in_dtype
 from posenc_export.models import oracle
+from posenc_export.models.config_json import widest
+from posenc_export.models.parts import build
+from posenc_export.models.whole_pass import encodings_in
+from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
+from posenc_export.runtime.session.caches import WINDOW_ROOM
 from posenc_export.runtime.session.model import Model as Loaded
-from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.session.session import REWIND, Session
 from posenc_export.runtime.verification import grid_inputs
 from posenc_export.runtime.verification.cells import outputs_by
-from posenc_export.runtime.verification.grid_inputs import BESIDE, LongSequence, encoder_rows
-from posenc_export.runtime.verification.proof import Expected, rounded_up
+from posenc_export.runtime.verification.grid_inputs import (
+    BESIDE,
+    LongSequence,
+    encoder_rows,
+    fill_length,
+)
+from posenc_export.runtime.verification.proof import Accuracy, Expected, rounded_up
 from posenc_export.runtime.verification.scenarios import AttributeCase, Case
+from posenc_export.shared import numerics
 from posenc_export.shared.numerics import LIMIT, SAFETY, worst_error
 from posenc_export.shared.progress import Progress, Steps, silent
 from posenc_export.shared.refusal import refusal
+
+# Error of a weight of few bits that a kernel decodes in half precision: its products with the
+# scale and with the zero point, and their difference, are rounded one after the other.
+DECODED = 2.0
+
+
+def accuracy_of(model: Model, manifest: Manifest) -> Accuracy:
+    """Return how far a correct artefact may be from the module with the same rounded weights."""
+    noise, float32 = _noise(manifest), numerics.tolerance("float32", *extent(model))
+    if not noise:
+        return Accuracy(float32)
+    return Accuracy(numerics.rounding_tolerance(noise), noise, float32)
+
+
+def _noise(manifest: Manifest) -> float:
+    """Return the rounding error of one product, relative to it; 0 in float32."""
+    noises = {"float16": numerics.FLOAT16_NOISE, "bfloat16": numerics.BFLOAT16_NOISE}
+    of_dtype = noises.get(manifest.dtype, 0.0)
+    few_bits, sources = manifest.weights, [of_dtype]
+    if few_bits and few_bits.activations == "int8":
+        sources.append(numerics.rounding_noise(8, format_of(few_bits.format).shared))
+    if few_bits:
+        sources.append(DECODED * of_dtype)
+    if manifest.cache:
+        tokens = manifest.calibration.tokens if manifest.calibration else 0
+        sources.append(numerics.cache_noise(CACHE_FORMATS[manifest.cache].unit, tokens))
+    return math.hypot(*sources)
+
+
+def extent(model: Model) -> Tuple[int, int]:
+    """How many blocks a value passes, and the longest sum in them."""
+    if isinstance(model, ReadModule):
+        return model.extent()
+    return len(model.attentions()), widest(model.config)
+
+
+# Numbers of cached tokens at which calls are compared in every model with a cache. Capacities of
+# caches are doubled at powers of two, and prompts are divided at 256; 300 is none of these.
+DEPTHS = (64, 256, 300, 512, 1024, 2048, 4096)
+LONGEST_NAME = 64
+SINGLE = 1 << 24  # first whole number behind which float32 has gaps
+OTHER = re.compile(r"[^A-Za-z0-9_.,:()+^ -]")  # not allowed in names of cells
+
+
+def edges_of(model: Model) -> Dict[str, int]:
+    """Return the edges within the range of positions by name, in order."""
+    last = model.config.max_positions - 1
+    within = [(at, name) for name, at in (*_stated(model), ("2^24", SINGLE)) if 0 < at <= last]
+    return {OTHER.sub("?", name)[:LONGEST_NAME]: at for at, name in sorted(within)}
+
+
+def indices_of(edges: Mapping[str, int], manifest: Manifest) -> Dict[str, int]:
+    """Return the tokens at edges of a sequence from 0 on, by name, with the depths of a cache, and
+    where a session gives tokens up because the cache of a window or of chunks is full.
+    """
+    room, length = REWIND + WINDOW_ROOM - 1, fill_length(manifest) if manifest.states else 0
+    limited = [name for name in edges if name.startswith(("window ", "chunk "))]
+    full = {f"full cache of {name}": edges[name] + room for name in limited}
+    full |= {f"{depth:,} cached tokens": depth for depth in DEPTHS}
+    full = {name: at for name, at in full.items() if at < length}
+    return {**full, **edges}
+
+
+def _stated(model: Any) -> Iterator[Tuple[str, int]]:
+    if isinstance(model, ReadModule):  # what it compares positions, lengths and distances with
+        yield from model.config.edges.items()
+    for attention in model.config.attentions:
+        yield from build("sees", attention.sees).edges().items()
+    for encoding in encodings_in(model):
+        for part in parts_of(encoding):
+            yield from part.edges().items()
 
 
 def expected_outputs(
@@ -126,7 +212,7 @@ def _wide(tokens: np.ndarray) -> np.ndarray:
 
 
 # Tokens of a sequence that a module reads in float64, with the scores of all pairs; more if its
-# computation changes behind them. Calls are compared at this number of cached tokens (edges.py).
+# computation changes behind them. Calls are compared at this number of cached tokens.
 EXACT = 512
 
 

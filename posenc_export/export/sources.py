@@ -5,8 +5,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
 
-from posenc_export.export.describe import Model
-from posenc_export.export.graph_values import dtype_of
+from posenc_export.export.describe import Model, dtype_of
 from posenc_export.export.quantization import calibration, mixed, rounding
 from posenc_export.export.quantization.calibration import smoothed
 from posenc_export.export.quantization.formats import KEEP, format_of

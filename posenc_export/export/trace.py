@@ -11,7 +11,7 @@ import torch
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from posenc_export.export.graph_values import trace_inputs
+from posenc_export.export.describe import trace_inputs
 from posenc_export.export.onnx_program import onnx_program
 from posenc_export.export.quantization.grid import OnGrid
 from posenc_export.export.read_module import Model, ReadModule
@@ -269,7 +269,7 @@ def _read_through_nodes(graph: ir.Graph, names: Mapping[str, str]) -> None:
     nodes that read it.
 
     It keeps the name of the parameter, which would be lost where the optimizer folds a constant.
-    Passes of export/targets/rewriter.py replace it.
+    Passes of export/targets/builder.py replace it.
 
     Args:
         names: names of rounded parameters by name of the initializer.

@@ -9,9 +9,14 @@ import msgspec
 import torch
 
 from posenc_export.export import numbers
-from posenc_export.export.bounds import extent
 from posenc_export.export.describe import Model
-from posenc_export.export.expected import against, condition_factor, expected_outputs, oracle_cells
+from posenc_export.export.expected import (
+    against,
+    condition_factor,
+    expected_outputs,
+    extent,
+    oracle_cells,
+)
 from posenc_export.export.options import ExportOptions
 from posenc_export.export.quantization import samples
 from posenc_export.export.quantization.formats import format_of

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from posenc_export.commands.cli import main
 from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.export import export
-from posenc_export.export.edges import edges_of
+from posenc_export.export.expected import edges_of
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import verify
 from posenc_export.runtime.verification import grid_inputs

@@ -10,9 +10,8 @@ from typing import Any, Callable, Iterator, Literal, Optional, Tuple
 import onnx
 import torch
 
-from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.describe import Model, eager
-from posenc_export.export.expected import expected_outputs, oracle_cells
+from posenc_export.export.expected import accuracy_of, expected_outputs, oracle_cells
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.ort_graph import OrtGraph
 from posenc_export.runtime.graphs.torch_graph import TorchGraph

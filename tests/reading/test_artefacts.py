@@ -19,9 +19,8 @@ from posenc_export import block_config, load
 from posenc_export.commands.cli import main
 from posenc_export.export import ReadAs, Sources, VerificationError, export, verify
 from posenc_export.export import read_module as reader
-from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.describe import Model, eager
-from posenc_export.export.expected import eager_session, expected_outputs
+from posenc_export.export.expected import accuracy_of, eager_session, expected_outputs
 from posenc_export.export.read_module import as_model
 from posenc_export.models.presets import seeded as built
 from posenc_export.runtime import Session

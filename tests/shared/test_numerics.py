@@ -7,8 +7,8 @@ import pytest
 
 from posenc_export.commands.cli import main
 from posenc_export.export import VerificationError, export
-from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.describe import eager
+from posenc_export.export.expected import accuracy_of
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime import verify

@@ -26,11 +26,19 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from posenc_export.encodings.shared.tables import levels_of
-from posenc_export.export.graph_values import input_names, output_names
+from posenc_export.export.describe import input_names, output_names
 from posenc_export.export.signatures import wrap
 from posenc_export.export.targets import standard
-from posenc_export.export.targets.builder import Builder, size
-from posenc_export.export.targets.rewriter import Fusion, Table, finish, fuse, lower, replace_nodes
+from posenc_export.export.targets.builder import (
+    Builder,
+    Fusion,
+    Table,
+    finish,
+    fuse,
+    lower,
+    replace_nodes,
+    size,
+)
 from posenc_export.export.trace import OPSET, Source
 from posenc_export.ops.graph import DOMAIN, AppendPositions, FitPositions
 from posenc_export.runtime.artefact import files

@@ -5,8 +5,7 @@ from typing import Any, Dict, Tuple
 import onnx_ir as ir
 
 from posenc_export.export.targets import content, experts, standard
-from posenc_export.export.targets.builder import Builder
-from posenc_export.export.targets.rewriter import Table
+from posenc_export.export.targets.builder import Builder, Table
 from posenc_export.ops import graph
 
 

@@ -5,8 +5,7 @@ from typing import Tuple
 import onnx_ir as ir
 
 from posenc_export.export.targets import cached_attention, onnx_growing, ort_slots, standard
-from posenc_export.export.targets.builder import Builder
-from posenc_export.export.targets.rewriter import Table
+from posenc_export.export.targets.builder import Builder, Table
 from posenc_export.ops import graph
 from posenc_export.runtime.artefact.graph_inputs import W
 

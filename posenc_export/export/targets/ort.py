@@ -32,9 +32,15 @@ from posenc_export.export.targets import (
     ort_slots,
     standard,
 )
-from posenc_export.export.targets.builder import FLOAT, MICROSOFT, Builder, transposed
+from posenc_export.export.targets.builder import (
+    FLOAT,
+    MICROSOFT,
+    Builder,
+    Replaced,
+    Table,
+    transposed,
+)
 from posenc_export.export.targets.onnx_file import FILE_NAME, Lowerings, write_onnx
-from posenc_export.export.targets.rewriter import Replaced, Table
 from posenc_export.export.targets.weights import ROUNDED, Fused, InHalf
 from posenc_export.export.trace import Source
 from posenc_export.ops import graph

@@ -7,8 +7,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple, Union
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.targets.builder import FLOAT, INT32, Builder, size
-from posenc_export.export.targets.rewriter import NodeLowering
+from posenc_export.export.targets.builder import FLOAT, INT32, Builder, NodeLowering, size
 from posenc_export.ops import graph
 from posenc_export.ops.graph import Append, Attend, AttentionWeights, LastHidden
 from posenc_export.shared.numerics import FINE, LEVELS

@@ -9,7 +9,7 @@ from typing import Any, Collection, Dict, Tuple
 
 import torch
 
-from posenc_export.export.graph_values import trace_inputs
+from posenc_export.export.describe import trace_inputs
 from posenc_export.export.onnx_program import refuse_mutation, written_by
 from posenc_export.export.signatures import wrap
 from posenc_export.export.trace import Source

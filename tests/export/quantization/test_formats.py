@@ -20,8 +20,7 @@ from posenc_export.export.quantization.formats import FORMATS
 from posenc_export.export.quantization.grid import Grid
 from posenc_export.export.quantization.rounding import rounded
 from posenc_export.export.targets import standard
-from posenc_export.export.targets.builder import Builder
-from posenc_export.export.targets.rewriter import finish, replace_nodes
+from posenc_export.export.targets.builder import Builder, finish, replace_nodes
 from posenc_export.export.targets.weights import Fused, Standard
 from posenc_export.models.config_json import widest
 from posenc_export.models.presets import seeded

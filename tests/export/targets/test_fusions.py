@@ -16,9 +16,8 @@ from onnx import numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from posenc_export.export import export
-from posenc_export.export.targets.builder import Builder
+from posenc_export.export.targets.builder import Builder, fuse
 from posenc_export.export.targets.ort import CUDA_FUSIONS
-from posenc_export.export.targets.rewriter import fuse
 from posenc_export.models.config import StackConfig
 from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime.graphs.ort_options import SLOWER

@@ -10,8 +10,7 @@ import pytest
 import torch
 from onnx import parser
 
-from posenc_export.export.targets.builder import Builder
-from posenc_export.export.targets.rewriter import finish, replace_nodes
+from posenc_export.export.targets.builder import Builder, finish, replace_nodes
 from posenc_export.ops import graph
 
 PLAIN = (

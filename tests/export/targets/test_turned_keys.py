@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from posenc_export import block_config, load
 from posenc_export.export import export
-from posenc_export.export.bounds import accuracy_of
+from posenc_export.export.expected import accuracy_of
 from posenc_export.models.presets import seeded
 from tests.export.batches import check_rewind, worst_of_batch
 from tests.kernels.calls import built

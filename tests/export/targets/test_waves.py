@@ -9,7 +9,7 @@ import pytest
 
 from posenc_export import block_config, load
 from posenc_export.export import export
-from posenc_export.export.bounds import accuracy_of
+from posenc_export.export.expected import accuracy_of
 from posenc_export.export.targets import content
 from posenc_export.models.presets import seeded
 from posenc_export.shared.numerics import worst_error

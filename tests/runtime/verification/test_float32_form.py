@@ -11,7 +11,7 @@ import pytest
 
 from posenc_export.commands.cli import main
 from posenc_export.export import export
-from posenc_export.export.bounds import extent
+from posenc_export.export.expected import extent
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import verify
 from posenc_export.runtime.artefact.certificate import (
