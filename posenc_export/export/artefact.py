@@ -16,7 +16,7 @@ from posenc_export.export.quantization import mixed, samples
 from posenc_export.export.quantization.formats import format_of
 from posenc_export.export.quantization.samples import FEW, TOKENS, default_sample, with_text
 from posenc_export.export.read_module import ReadAs, ReadModule
-from posenc_export.export.sources import Sources, check_half
+from posenc_export.export.sources import Sources, check_half, in_dtype
 from posenc_export.export.targets import WRITERS
 from posenc_export.export.trace import Source
 from posenc_export.export.verify import VerificationError, Written, check
@@ -175,9 +175,11 @@ def _read_data(sources: Sources, options: ExportOptions) -> quality.Inputs:
         kept, measured = with_text(sample, options.text, sources.model, tokens)
     if kept is None and options.format and format_of(options.format).calibrated:
         kept = default_sample(sources.model)
+    formats = None
     if options.size is not None:
-        mixed.check(sources.model, kept)
-    return quality.Inputs(sources.model, kept, measured, options.max_loss)
+        model = in_dtype(sources.model, "float32")
+        formats = mixed.formats_within(model, kept, options.size, options.say)
+    return quality.Inputs(sources.model, kept, measured, options.max_loss, formats)
 
 
 def folders(targets: Sequence[str], output: Path) -> List[Path]:
@@ -204,7 +206,7 @@ def _make(
     dtype = options.dtype or dtypes[0]
     check_half(sources.model, target, dtype)
     cache, format_ = options.cache or "", options.format
-    source = sources.of(dtype, format_, read.sample, cache, options.size, options.say)
+    source = sources.of(dtype, format_, read.sample, cache, read.formats, options.say)
     half_precision.check_model(sources.model, dtype)
     options.say(f"{target}: tracing and lowering")
     described = describe(source.model, target, options.signature).replace(**source.rounded)

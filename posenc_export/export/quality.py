@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 import numpy as np
 
@@ -34,6 +34,7 @@ class Inputs(NamedTuple):
     # None measures outputs on the inputs of the reference, random tokens or random numbers.
     text: Optional[MeasuredText]
     most: float  # largest perplexity over that of `model`
+    formats: Optional[Mapping[str, str]] = None  # of each rounded weight, if a size chose them
 
 
 def measured(folder: Path, manifest: Manifest, inputs: Inputs, say: Progress) -> Quality:

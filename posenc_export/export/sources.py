@@ -1,12 +1,12 @@
 """The model behind several exports: cast once per dtype, and rounded once per format."""
 
 import copy
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 import torch
 
 from posenc_export.export.describe import Model, dtype_of
-from posenc_export.export.quantization import calibration, mixed, rounding
+from posenc_export.export.quantization import calibration, rounding
 from posenc_export.export.quantization.calibration import smoothed
 from posenc_export.export.quantization.formats import KEEP, format_of
 from posenc_export.export.quantization.grid import OnGrid
@@ -57,38 +57,36 @@ class Sources:
         weights: Optional[str] = None,
         sample: Optional[Sample] = None,
         cache: str = "",
-        size: Optional[float] = None,
+        formats: Optional[Mapping[str, str]] = None,
         say: Progress = silent,
     ) -> Source:
         """Return the source in a dtype and in eval mode.
 
         Args:
             weights: format of formats.FORMATS that the weights are rounded to, formats.KEEP or,
-                with a size and a sample, formats.MIXED; None does not round.
+                with formats, formats.MIXED; None does not round.
             sample: calibration data; None for none.
             cache: format of cached keys and values; those of SCALED need a sample; empty for dtype.
-            size: most megabytes of graph and weights.
+            formats: that of each weight by name, for formats.MIXED.
             say: reports progress of calibration, rounding, tracing and writing.
         """
-        key = dtype, weights, sample and sample.described, cache, size
+        key = dtype, weights, sample and sample.described, cache, str(formats)
         if key not in self._made:
             model = in_dtype(self.model, "float32" if weights else dtype)
-            scales, formats, exact = None, None, None
+            scales, exact = None, None
             if cache in SCALED and sample is not None:
                 scales = calibration.cache_scales(model, sample, say)
-            if size is not None and sample is not None:
-                formats = mixed.formats_within(model, sample, size, say)
             rounded_model, on_grid = rounding.Rounded(model, {})
             if weights is not None:
-                how = (sample, formats, self._keep, say)
-                rounded_model, on_grid = in_few_bits(model, weights, *how)
+                rounded_model, on_grid = in_few_bits(
+                    model, weights, sample, formats, self._keep, say
+                )
             activations = rounding.activations_of(model) if dtype == "float32" else dtype
             if weights is not None and dtype != "float32":
                 rounded_model, exact, on_grid = in_half(rounded_model, on_grid, dtype, self._keep)
             of_weights = None if weights is None else Weights(weights, activations=activations)
-            of_each = {} if size is None else mixed.formats_of(on_grid)
             described = None if sample is None else sample.described
-            fields: Dict[str, Any] = {"weights": of_weights, "formats": of_each}
+            fields: Dict[str, Any] = {"weights": of_weights, "formats": dict(formats or {})}
             fields |= {"cache": cache, "calibration": described}
             self._made[key] = Source(rounded_model, scales, on_grid, fields, say, exact)
         return self._made[key]
@@ -118,18 +116,13 @@ def in_few_bits(
     return rounding.rounded(model, weights, moments, formats, keep, say)
 
 
-class Halved(NamedTuple):
-    """A model with rounded weights in half precision."""
-
-    model: Model  # in half precision
-    exact: Model  # in float32: the rounded weights as their codes have them, all others as `model`
-    weights: Dict[str, OnGrid]  # grids and codes by name of the parameter
-
-
 def in_half(
     model: Model, weights: Mapping[str, OnGrid], dtype: str, keep: Keep = in_memory
-) -> Halved:
-    """Cast a model with rounded weights, and scales and offsets of blocks, to half precision."""
+) -> Tuple[Model, Model, Dict[str, OnGrid]]:
+    """Cast a model with rounded weights, and scales and offsets of blocks, to half precision.
+    Return it, the same numbers in float32, where rounded weights are as their codes have them, and
+    grids and codes by name of the parameter.
+    """
     on_grid = {}
     for name, (grid, codes) in weights.items():
         on_grid[name] = grid, codes.in_dtype(dtype, grid.bits).kept(keep)
@@ -138,7 +131,7 @@ def in_half(
     places = slots(exact)
     for name, (_, codes) in on_grid.items():
         fill(places[id(exact.get_parameter(name))], rounding.parameter_of(codes, keep))
-    return Halved(half, exact, on_grid)
+    return half, exact, on_grid
 
 
 def in_dtype(model: Model, dtype: str) -> Model:

@@ -22,7 +22,7 @@ from posenc_export.export.quantization import samples
 from posenc_export.export.quantization.formats import format_of
 from posenc_export.export.quantization.samples import Sample, default_sample, is_default
 from posenc_export.export.read_module import read_again
-from posenc_export.export.sources import in_dtype, in_few_bits, in_half
+from posenc_export.export.sources import Sources, in_dtype
 from posenc_export.export.trace import Source
 from posenc_export.models.config_json import from_json, to_json
 from posenc_export.models.placed import from_outside
@@ -148,16 +148,12 @@ def _source(
 ) -> Source:
     """Return a float32 model in the dtype of an artefact, with weights rounded as there."""
     if manifest.weights is None:
-        return Source(in_dtype(model, manifest.dtype))
+        return Sources(model).of(manifest.dtype)
     name, described, sample = manifest.weights.format, manifest.calibration, None
-    model = in_dtype(model, "float32")
     if described is not None and format_of(name).calibrated:
-        sample = _sample(described, model, calibrate)
-    rounded, on_grid = in_few_bits(model, name, sample, manifest.formats or None, say=say)
-    if manifest.dtype == "float32":
-        return Source(rounded)
-    half, exact, _ = in_half(rounded, on_grid, manifest.dtype)
-    return Source(half, exact=exact)
+        sample = _sample(described, in_dtype(model, "float32"), calibrate)
+    formats = manifest.formats or None
+    return Sources(model).of(manifest.dtype, name, sample, formats=formats, say=say)
 
 
 def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, None]) -> Sample:

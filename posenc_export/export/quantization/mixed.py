@@ -16,7 +16,7 @@ from posenc_export.encodings.shared.tables import levels_of
 from posenc_export.export.describe import Model
 from posenc_export.export.quantization.calibration import Use, Watching, uses
 from posenc_export.export.quantization.formats import FORMATS
-from posenc_export.export.quantization.grid import Grid, OnGrid
+from posenc_export.export.quantization.grid import Grid
 from posenc_export.export.quantization.rounding import activations_of
 from posenc_export.export.quantization.samples import Sample, reads_text
 from posenc_export.models.whole_pass import whole_pass
@@ -80,15 +80,6 @@ class Choice(NamedTuple):
     loss: float
 
 
-def check(model: Model, sample: Optional[Sample]) -> None:
-    """Raise ValueError unless it is a decoder of text without experts, with calibration data."""
-    rule = "export: expected a decoder that reads text, without experts, for a size"
-    if not reads_text(model) or activations_of(model) != "int8":
-        raise ValueError(f"{rule}, got another model; choose a format of weights")
-    if sample is None:
-        raise ValueError(f"{rule}, with calibration data, got none; pass a text as calibrate")
-
-
 def check_written(manifest: Manifest, size: float) -> None:
     """Check that the graph and the weights of a written artefact have at most the size. ValueError:
     they are larger, because they hold more than weights: scales that are not numbers of float16, or
@@ -103,12 +94,17 @@ def check_written(manifest: Manifest, size: float) -> None:
 
 
 def formats_within(
-    model: Model, sample: Sample, size: float, say: Progress = silent
+    model: Model, sample: Optional[Sample], size: float, say: Progress = silent
 ) -> Dict[str, str]:
     """Return the format of each weight, a key of FORMATS, by name of the parameter. size: most
-    megabytes (10^6 bytes) of graph and weights. ValueError: no choice of formats is that small; the
-    message has the smallest size.
+    megabytes (10^6 bytes) of graph and weights. ValueError: no decoder of text without experts; no
+    calibration data; no choice of formats is that small: the message has the smallest size.
     """
+    rule = "export: expected a decoder that reads text, without experts, for a size"
+    if not reads_text(model) or activations_of(model) != "int8":
+        raise ValueError(f"{rule}, got another model; choose a format of weights")
+    if sample is None:
+        raise ValueError(f"{rule}, with calibration data, got none; pass a text as calibrate")
     readers = _readers(model)
     rest = _unrounded(model, readers, size)
     measured = _measured(model, sample, readers, say)
@@ -137,12 +133,6 @@ def _unrounded(model: Model, readers: Mapping[str, List[Use]], size: float) -> i
         got = f"{size:g}"
         raise refusal("export", rule, got, f"give {smallest:g} or more, or export a smaller model")
     return rest
-
-
-def formats_of(on_grid: Mapping[str, OnGrid]) -> Dict[str, str]:
-    """Return the format of each rounded weight by name of the parameter."""
-    names = {FORMATS[name].projections: name for name in CANDIDATES}
-    return {name: names[grid] for name, (grid, _) in on_grid.items()}
 
 
 def _readers(model: Model) -> Dict[str, List[Use]]:
