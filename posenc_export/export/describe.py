@@ -21,6 +21,9 @@ from posenc_export.runtime.artefact.manifest import Axis, Manifest, Package, Sta
 from posenc_export.runtime.artefact.records import Generation, Places
 from posenc_export.runtime.artefact.schema import FIRST_INTERFACE, TARGETS, passed
 
+# No 0 or 1, which torch.export would fix; T = P + S columns fit into M slots.
+SIZES = {B: 2, S: 5, P: 3, T: 8, M: 9, Q: 6, R: 4}
+
 
 def dtype_of(model: Model) -> str:
     """Return the numpy name of the dtype of weights, activations and caches."""
@@ -136,10 +139,6 @@ def output_names(manifest: Manifest) -> List[str]:
     """Return the names of graph outputs, in the order of a calling convention."""
     states = [state.present for state in manifest.states]
     return [*(value.name for value in manifest.outputs), *states]
-
-
-# No 0 or 1, which torch.export would fix; T = P + S columns fit into M slots.
-SIZES = {B: 2, S: 5, P: 3, T: 8, M: 9, Q: 6, R: 4}
 
 
 def trace_inputs(manifest: Manifest, slots: str = P) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:

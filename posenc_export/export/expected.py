@@ -45,6 +45,16 @@ from posenc_export.shared.refusal import refusal
 # Error of a weight of few bits that a kernel decodes in half precision: its products with the
 # scale and with the zero point, and their difference, are rounded one after the other.
 DECODED = 2.0
+# Numbers of cached tokens at which calls are compared in every model with a cache. Capacities of
+# caches are doubled at powers of two, and prompts are divided at 256; 300 is none of these.
+DEPTHS = (64, 256, 300, 512, 1024, 2048, 4096)
+LONGEST_NAME = 64
+SINGLE = 1 << 24  # first whole number behind which float32 has gaps
+OTHER = re.compile(r"[^A-Za-z0-9_.,:()+^ -]")  # not allowed in names of cells
+# Tokens of a sequence that a module reads in float64, with the scores of all pairs; more if its
+# computation changes behind them. Calls are compared at this number of cached tokens.
+EXACT = 512
+TRIES = 4  # copies with other random changes
 
 
 def accuracy_of(model: Model, manifest: Manifest) -> Accuracy:
@@ -75,14 +85,6 @@ def extent(model: Model) -> Tuple[int, int]:
     if isinstance(model, ReadModule):
         return model.extent()
     return len(model.attentions()), widest(model.config)
-
-
-# Numbers of cached tokens at which calls are compared in every model with a cache. Capacities of
-# caches are doubled at powers of two, and prompts are divided at 256; 300 is none of these.
-DEPTHS = (64, 256, 300, 512, 1024, 2048, 4096)
-LONGEST_NAME = 64
-SINGLE = 1 << 24  # first whole number behind which float32 has gaps
-OTHER = re.compile(r"[^A-Za-z0-9_.,:()+^ -]")  # not allowed in names of cells
 
 
 def edges_of(model: Model) -> Dict[str, int]:
@@ -211,11 +213,6 @@ def _wide(tokens: np.ndarray) -> np.ndarray:
     return tokens if tokens.dtype == np.int64 else tokens.astype(np.float32)
 
 
-# Tokens of a sequence that a module reads in float64, with the scores of all pairs; more if its
-# computation changes behind them. Calls are compared at this number of cached tokens.
-EXACT = 512
-
-
 def against(model: Model) -> str:
     """Return a description of the reference that the eager module is compared with."""
     if isinstance(model, ReadModule):
@@ -267,9 +264,6 @@ def oracle_cells(
         cells[f"{name}: oracle"] = worst_error(full[row], exact)
         steps.advance()
     return {name: rounded_up(error) for name, error in cells.items()}
-
-
-TRIES = 4  # copies with other random changes
 
 
 def condition_factor(model: Model, expected: Expected, tolerance: float) -> float:

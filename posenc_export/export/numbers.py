@@ -31,6 +31,22 @@ OF_SCALES = ".scale"  # ends the name of the scales of a cache in 8 bits
 BY_DISTANCE = ".by_distance"  # ends the name of a table of biases (targets/by_distance.py)
 Shape = Tuple[int, ...]
 Form = Callable[[np.ndarray, Shape], Optional[np.ndarray]]
+FEWEST_OF_TORCH = 64  # numbers of a constant that is no tensor of the module
+CHUNK = 1 << 14  # rows that are compared at once
+OF_ANGLE = 1e-15  # relative rounding error of an angle in float64, which frequencies share
+SMALLEST = 1e-300  # bound of a number that is exactly 0, and of no error
+NEAR = 16  # rows whose largest number bounds what an error of their angles changes
+ULPS = 8  # of a constant that the optimizer computed, beside float64
+BIAS = 1e-5  # largest error of a bias by distance, relative to 1 + |bias|
+FEWEST = 8  # numbers of a constant that belongs to no parameter and is no factor, fill or size
+CODES = (
+    "codes", "scales", "zeros", "zeros_of_blocks", "offsets", "minima",
+    "codes_to_gather", "scales_to_gather", "zeros_to_gather",
+)  # fmt: skip
+OFFSETS = ("offsets", "minima")
+# Operators that read the offsets of weights [N,blocks] or [blocks,N], by operator of the weights.
+ADDING = {"MatMulNBits": ("MatMul", "FusedMatMul"), "GatherBlockQuantized": ("Gather",)}
+LOWERED = "lowered."  # begins the names of constants of lowerings, such as shapes and factors
 
 
 class ExpectedNumbers:
@@ -178,9 +194,6 @@ PAIRS: Mapping[str, Tuple[str, str, Callable[..., Optional[np.ndarray]]]] = {
 }
 
 
-FEWEST_OF_TORCH = 64  # numbers of a constant that is no tensor of the module
-
-
 def compare_tensors(folder: Path, manifest: Manifest, model: Model) -> Check:
     """Compare the tensors of a torch program with those of its module.
 
@@ -269,12 +282,6 @@ def _constants(path: Path) -> Iterator[Tuple[str, torch.Tensor]]:
             yield f"constant {index}", value
 
 
-CHUNK = 1 << 14  # rows that are compared at once
-OF_ANGLE = 1e-15  # relative rounding error of an angle in float64, which frequencies share
-SMALLEST = 1e-300  # bound of a number that is exactly 0, and of no error
-NEAR = 16  # rows whose largest number bounds what an error of their angles changes
-
-
 def compare_tables(model: Model) -> Check:
     """Compare the tables of the encodings of a model, those that layers share once."""
     failures: Dict[str, str] = {}
@@ -326,19 +333,6 @@ def _worst(numbers: np.ndarray, rows: Rows) -> Tuple[float, int]:
         if not errors[row] <= worst:
             worst, at = float(np.nan_to_num(errors[row], nan=np.inf)), first + row
     return worst, at
-
-
-ULPS = 8  # of a constant that the optimizer computed, beside float64
-BIAS = 1e-5  # largest error of a bias by distance, relative to 1 + |bias|
-FEWEST = 8  # numbers of a constant that belongs to no parameter and is no factor, fill or size
-CODES = (
-    "codes", "scales", "zeros", "zeros_of_blocks", "offsets", "minima",
-    "codes_to_gather", "scales_to_gather", "zeros_to_gather",
-)  # fmt: skip
-OFFSETS = ("offsets", "minima")
-# Operators that read the offsets of weights [N,blocks] or [blocks,N], by operator of the weights.
-ADDING = {"MatMulNBits": ("MatMul", "FusedMatMul"), "GatherBlockQuantized": ("Gather",)}
-LOWERED = "lowered."  # begins the names of constants of lowerings, such as shapes and factors
 
 
 def compare(folder: Path, manifest: Manifest, source: Source) -> Tuple[Check, Dict[str, str]]:

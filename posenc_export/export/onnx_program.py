@@ -19,6 +19,29 @@ import torch
 from posenc_export.reading.tracing import short_traces
 from posenc_export.runtime.graphs.quiet import quiet
 
+EXPORTER = "torch.onnx._internal.exporter"
+PRIVATE = {  # functions that are replaced or called, and their parameters
+    f"{EXPORTER}._fx_passes:decompose_with_registry": ["exported_program", "registry"],
+    f"{EXPORTER}._registration:ONNXRegistry.from_torchlib": ["opset_version"],
+    f"{EXPORTER}._decomp:get_onnx_implemented_overloads": ["registry"],
+    f"{EXPORTER}._decomp:create_onnx_friendly_decomposition_table": ["onnx_registered_ops"],
+    "torch._export.utils:_check_valid_to_preserve": ["op_overload"],
+}
+DECOMPOSE, FROM_TORCHLIB, IMPLEMENTED, DECOMPOSITIONS, MAY_STAY = PRIVATE
+COMPUTED = {  # functions of Python on sizes, and items of tuples
+    getattr(operator, name)
+    for name in ("getitem", "add", "sub", "mul", "floordiv", "eq", "ne", "lt", "le", "gt", "ge")
+} | {torch.sym_max, torch.sym_min, torch.sym_not}
+CAST = torch.ops.aten.to.dtype
+SIZE = torch.ops.aten.sym_size.int
+REVERSED = {torch.ops.aten.rsub.Scalar, torch.ops.aten.rsub.Tensor}
+RESHAPED = {
+    torch.ops.aten.flatten.using_ints,
+    torch.ops.aten.unflatten.int,
+    torch.ops.aten.reshape.default,
+}
+Sizes = Dict[Any, Tuple[torch.fx.Node, int]]  # by symbol, an input and its axis with this size
+
 
 def refuse_mutation(program: torch.export.ExportedProgram, caches: Collection[Any] = ()) -> None:
     """Refuse a program that mutates buffers or inputs. ONNX export would drop the mutation
@@ -61,30 +84,6 @@ def _viewed(node: torch.fx.Node) -> torch.fx.Node:
             break
         node = node.args[0]  # type: ignore[assignment]
     return node
-
-
-EXPORTER = "torch.onnx._internal.exporter"
-PRIVATE = {  # functions that are replaced or called, and their parameters
-    f"{EXPORTER}._fx_passes:decompose_with_registry": ["exported_program", "registry"],
-    f"{EXPORTER}._registration:ONNXRegistry.from_torchlib": ["opset_version"],
-    f"{EXPORTER}._decomp:get_onnx_implemented_overloads": ["registry"],
-    f"{EXPORTER}._decomp:create_onnx_friendly_decomposition_table": ["onnx_registered_ops"],
-    "torch._export.utils:_check_valid_to_preserve": ["op_overload"],
-}
-DECOMPOSE, FROM_TORCHLIB, IMPLEMENTED, DECOMPOSITIONS, MAY_STAY = PRIVATE
-COMPUTED = {  # functions of Python on sizes, and items of tuples
-    getattr(operator, name)
-    for name in ("getitem", "add", "sub", "mul", "floordiv", "eq", "ne", "lt", "le", "gt", "ge")
-} | {torch.sym_max, torch.sym_min, torch.sym_not}
-CAST = torch.ops.aten.to.dtype
-SIZE = torch.ops.aten.sym_size.int
-REVERSED = {torch.ops.aten.rsub.Scalar, torch.ops.aten.rsub.Tensor}
-RESHAPED = {
-    torch.ops.aten.flatten.using_ints,
-    torch.ops.aten.unflatten.int,
-    torch.ops.aten.reshape.default,
-}
-Sizes = Dict[Any, Tuple[torch.fx.Node, int]]  # by symbol, an input and its axis with this size
 
 
 def onnx_program(

@@ -24,6 +24,8 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared.progress import Progress, Step, silent
 
 ROUNDED = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+T = TypeVar("T")
+OPSET = 23  # of the trace; its operators have the same meaning in later opsets
 
 
 class TracedConstants:
@@ -90,10 +92,6 @@ def _make_precise(graph: onnx.GraphProto) -> None:
         if tensor.data_type in ROUNDED:
             numbers = numpy_helper.to_array(tensor).astype(np.float64)
             tensor.CopyFrom(numpy_helper.from_array(numbers, tensor.name))
-
-
-T = TypeVar("T")
-OPSET = 23  # of the trace; its operators have the same meaning in later opsets
 
 
 class Source:

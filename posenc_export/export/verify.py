@@ -115,14 +115,13 @@ def verify(
             calibration data is missing or differs, or the tolerance of the export is above 0.1 and
             `tolerance` is not given.
     """
-    folder = Path(folder)
+    folder, say = Path(folder), progress or silent
     proof.check_tolerance(tolerance)
-    loaded = single_threaded(folder, provider)
+    loaded = load(folder, provider, threads=1)
     manifest = loaded.manifest
-    stated = manifest.source, manifest.packages
     module: Model
     if model is None:
-        module = rebuild(from_json(manifest.config), *stated)
+        module = rebuild(from_json(manifest.config), manifest.source, manifest.packages)
     else:
         module = read_again(model, manifest.config)
     if to_json(module.config) != manifest.config:
@@ -131,8 +130,7 @@ def verify(
     if manifest.reference is None:
         rule = "an artefact with a reference"
         raise refusal("verify", rule, f"none in {folder}", "export it again")
-    source = _source(module, manifest, calibrate, progress or silent)
-    say = progress or silent
+    source = _source(module, manifest, calibrate, say)
     accuracy = proof.accuracy_on(loaded.provider, manifest.reference, tolerance)
     expected = expected_outputs(source.exact, manifest, say=say)
     measured = measuring.measured(loaded, folder, expected, accuracy, say)
@@ -198,7 +196,8 @@ def check(
     exact = source.once(key, lambda: oracle_cells(model, manifest, expected, say))
     known = {"numbers": compared, **_known(source)}
     runs = manifest.dtype != "bfloat16"
-    loaded = single_threaded(folder, "cpu") if runs else load_form(folder, manifest, 1)
+    # With one thread per operator, so that certificates repeat their figures.
+    loaded = load(folder, "cpu", threads=1) if runs else load_form(folder, manifest, 1)
     if runs:
         measured = measuring.measured(loaded, folder, expected, accuracy, say, quick=options.quick)
         known = checks.of_artefact(folder, loaded, say, known)
@@ -220,13 +219,7 @@ def check(
 
 def _known(source: Source) -> Dict[str, Check]:
     """Return the checks that need the module, besides that of its numbers."""
-    of_tables = source.once(("tables",), lambda: numbers.compare_tables(source.model))
-    return {"tables": of_tables}
-
-
-def single_threaded(folder: Path, provider: str) -> Loaded:
-    """Load an artefact with one thread per operator, so that certificates repeat their figures."""
-    return load(folder, provider=provider, threads=1)
+    return {"tables": source.once(("tables",), lambda: numbers.compare_tables(source.model))}
 
 
 def _certificate(

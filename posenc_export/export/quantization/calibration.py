@@ -46,6 +46,18 @@ from posenc_export.shared.numerics import HEADROOM
 from posenc_export.shared.progress import Progress, Steps, silent
 
 Part = TypeVar("Part", torch.nn.Linear, torch.nn.Embedding)
+aten = torch.ops.aten
+LINEAR = {torch.nn.functional.linear, aten.linear, aten.linear.default}
+TABLE = {torch.nn.functional.embedding, aten.embedding, aten.embedding.default}
+# Takes an input, and a function that returns the output; returns the output.
+Watcher = Callable[[Tensor, Callable[[], Tensor]], Tensor]
+LARGEST_CODE = 127
+# Smallest scale of a channel, relative to the largest scale of the cache: other text may have
+# larger values in a channel than the sample.
+LEAST = 2.0**-8
+MEMORY = 1 << 30  # bytes of moments that are accumulated in one pass over the sample
+SMOOTHING_WINDOWS = 8  # of calibration data
+LEAST_INPUT = 1e-5  # smallest input and weight that are distinguished from 0
 
 
 class Use(NamedTuple):
@@ -113,13 +125,6 @@ def _parts(model: Model, kind: Type[Part]) -> List[tuple[str, Part]]:
     return [(name, part) for name, part in of_kind if name not in kept]
 
 
-aten = torch.ops.aten
-LINEAR = {torch.nn.functional.linear, aten.linear, aten.linear.default}
-TABLE = {torch.nn.functional.embedding, aten.embedding, aten.embedding.default}
-# Takes an input, and a function that returns the output; returns the output.
-Watcher = Callable[[Tensor, Callable[[], Tensor]], Tensor]
-
-
 class Watching(TorchFunctionMode):
     """While it is entered, calls of linear layers and look-ups in tables go through watchers.
 
@@ -148,13 +153,6 @@ class Watching(TorchFunctionMode):
             if watcher is not None:
                 return watcher(x, lambda: function(*args, **named))
         return function(*args, **named)
-
-
-LARGEST_CODE = 127
-# Smallest scale of a channel, relative to the largest scale of the cache: other text may have
-# larger values in a channel than the sample.
-LEAST = 2.0**-8
-MEMORY = 1 << 30  # bytes of moments that are accumulated in one pass over the sample
 
 
 def moments(model: Model, sample: Sample, say: Progress = silent) -> Iterator[Dict[str, Tensor]]:
@@ -260,10 +258,6 @@ def run(
         session.reset()
         session.prefill(window[None], start=start, chunk=length, logits_to_keep=None if head else 1)
         steps.advance()
-
-
-SMOOTHING_WINDOWS = 8  # of calibration data
-LEAST_INPUT = 1e-5  # smallest input and weight that are distinguished from 0
 
 
 class Group(NamedTuple):

@@ -17,6 +17,17 @@ from posenc_export.export.weight_file import Keep
 # text differ.
 DAMPING = 0.02
 COLUMNS = 128  # columns that are rounded before the remaining columns are updated
+ROWS = 4096  # rows of a weight that are rounded at a time
+# Weights that scales are chosen for at a time, by one thread: arrays of them stay in its cache.
+CACHED = 1 << 16
+# Candidate scales, relative to the scale with which the weights of a block just fit. Smaller scales
+# clip the largest weights and round the others finer.
+SEARCHED = tuple(float(factor) for factor in np.linspace(0.7, 1.05, 11))
+# Times that the best scale of a block is replaced by the one with the least error for its codes.
+REFITTED = 2
+# Bits of the significand of scales: products with codes are exact in float32, and scales of blocks
+# are stored in float16.
+SIGNIFICAND = 11
 
 
 class Order(NamedTuple):
@@ -72,19 +83,6 @@ def compensated_codes(
             remaining[column + 1 : end].sub_(error * row[column + 1 : end, None])
         remaining[end:].sub_((lost.T.contiguous() @ factor[first:end, end:]).T)
     return result[columns.argsort()].T
-
-
-ROWS = 4096  # rows of a weight that are rounded at a time
-# Weights that scales are chosen for at a time, by one thread: arrays of them stay in its cache.
-CACHED = 1 << 16
-# Candidate scales, relative to the scale with which the weights of a block just fit. Smaller scales
-# clip the largest weights and round the others finer.
-SEARCHED = tuple(float(factor) for factor in np.linspace(0.7, 1.05, 11))
-# Times that the best scale of a block is replaced by the one with the least error for its codes.
-REFITTED = 2
-# Bits of the significand of scales: products with codes are exact in float32, and scales of blocks
-# are stored in float16.
-SIGNIFICAND = 11
 
 
 @dataclass(frozen=True)

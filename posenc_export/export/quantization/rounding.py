@@ -25,6 +25,8 @@ from posenc_export.models.weight_blocks import Blocks, Matrix
 from posenc_export.shared.progress import Progress, Steps, silent
 from posenc_export.shared.refusal import refusal
 
+NOT_KEPT = FORMATS["int8-32"].projections  # of weights whose codes do not fit
+
 
 def activations_of(model: Model) -> str:
     """Return "float32" or "int8", the type in which products with quantized weights read
@@ -128,9 +130,6 @@ def _grids(model: Model, kind: Format) -> Iterator[Tuple[torch.Tensor, Grid]]:
         yield from grids.values()
     grid = replace(kind.projections, zeros=False)  # operators of experts have no zero points
     yield from ((weight, grid) for weight in of_experts(model))
-
-
-NOT_KEPT = FORMATS["int8-32"].projections  # of weights whose codes do not fit
 
 
 def kept(model: Model, keep: Keep = in_memory) -> Rounded:

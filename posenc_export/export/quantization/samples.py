@@ -17,6 +17,15 @@ from posenc_export.shared.refusal import refusal
 
 LENGTH = 256  # tokens per window
 WINDOWS = 512  # largest number of windows
+TEXT = Path(__file__).with_name("text.txt")
+# For models with a tokenizer, if there is no other calibration data.
+CALIBRATION = Path(__file__).with_name("calibration.txt")
+HELD_WINDOWS = 8  # of calibration data that are held out, or of the text of the package
+# Tokens of the text of the package that are measured, and those in an export with the quick check.
+TOKENS, FEW = 2048, 512
+MOST = 64  # windows that are measured of a file given for this purpose
+SHARE = 8  # of calibration data, at most one window of SHARE is held out
+HELD_OUT, PACKAGE, FILE = "held-out calibration text", "text of the package", "text"
 
 
 @dataclass(frozen=True)
@@ -129,17 +138,6 @@ def _numbers(path: Path, width: int) -> np.ndarray:
         shape = f"{rows.dtype} {list(rows.shape)}" if alone else "several arrays"
         raise ValueError(f"{rule}, all finite, got {shape}; write it with numpy.save")
     return rows
-
-
-TEXT = Path(__file__).with_name("text.txt")
-# For models with a tokenizer, if there is no other calibration data.
-CALIBRATION = Path(__file__).with_name("calibration.txt")
-HELD_WINDOWS = 8  # of calibration data that are held out, or of the text of the package
-# Tokens of the text of the package that are measured, and those in an export with the quick check.
-TOKENS, FEW = 2048, 512
-MOST = 64  # windows that are measured of a file given for this purpose
-SHARE = 8  # of calibration data, at most one window of SHARE is held out
-HELD_OUT, PACKAGE, FILE = "held-out calibration text", "text of the package", "text"
 
 
 @dataclasses.dataclass(frozen=True)

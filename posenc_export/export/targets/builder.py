@@ -28,6 +28,7 @@ MICROSOFT = "com.microsoft"  # domain of ONNX Runtime's own operators
 # Emits the nodes of a branch of If, and returns its output.
 Branch = Callable[["Builder"], ir.Value]
 Input = Union[ir.Value, int, Sequence[int], np.ndarray, None]
+Replaced = List[Tuple[ir.Value, ir.Value]]  # pairs of an old value and its replacement
 
 
 class Builder:
@@ -244,7 +245,6 @@ def size(value: ir.Value, axis: int) -> int:
 Lowering = Callable[[Builder, Any], ir.Value]  # takes a semantic node of ops/graph.py
 Table = Mapping[Type[graph.Node], Lowering]
 NodeLowering = Callable[[Builder, ir.Node], Optional[ir.Value]]  # returns None to leave the node
-Replaced = List[Tuple[ir.Value, ir.Value]]  # pairs of an old value and its replacement
 # Takes a standard node; returns an empty list if the pattern does not match.
 Fusion = Callable[[Builder, ir.Node], Replaced]
 

@@ -44,6 +44,12 @@ WITH_CONSTANT = {"Gather": 0, "MatMul": 1, "Gemm": 1}
 MOST = 1 << 24  # numbers of a table: 64 MB
 OPSET = 23
 PROBE = np.array([[3, 1, 0], [9, 2, 1]])  # distances [S,T] that must have the same biases
+KEY_INPUTS = 2  # of the operator, for such products
+# Distances before 0 and after the largest one that have keys, for those between two keys: twice
+# NEIGHBOURS of packages/kernels/source/call.h.
+BEYOND = 32
+PIECE_INPUTS = 3  # of the operator, for such a bias
+PICKED_INPUTS = 5  # of the operator, for scores by content
 
 
 def table_of(op: Builder, mask: Mask, heads: int) -> Optional[ir.Value]:
@@ -217,12 +223,6 @@ def _model(value: ir.Value, sources: Sequence[ir.Value]) -> bytes:
     return ir.to_proto(ir.Model(part, ir_version=10)).SerializeToString()
 
 
-KEY_INPUTS = 2  # of the operator, for such products
-# Distances before 0 and after the largest one that have keys, for those between two keys: twice
-# NEIGHBOURS of packages/kernels/source/call.h.
-BEYOND = 32
-
-
 def keys_of(op: Builder, node: Attend, mask: Mask, wide: int) -> Optional[List[Optional[ir.Value]]]:
     """Return the inputs distance_queries [B,H,S,wide] and distance_keys [H,n,wide] for the
     content of a node; None if that is not the products of projected queries with sinusoids of the
@@ -274,9 +274,6 @@ def _sinusoids(op: Builder, waves: ir.Value, count: int) -> ir.Value:
     return op.Slice(whole, [last - last % 2], [-last - 2], [0], [-2])
 
 
-PIECE_INPUTS = 3  # of the operator, for such a bias
-
-
 def pieces_of(op: Builder, mask: Mask) -> Optional[List[Optional[ir.Value]]]:
     """Return the inputs number_of_distance [range], query_factors [B,S] and pieces [H,pieces,3] for
     the bias of a mask, or None if it is no function of a number of the distance over one of the
@@ -320,12 +317,11 @@ def _pieces(
     return op.Cast(op.Concat(*turned, axis=2), to=FLOAT)
 
 
-PICKED_INPUTS = 5  # of the operator, for scores by content
-
-
 @dataclass(frozen=True, kw_only=True)
 class Picked:
-    """The content of an Attend.
+    """The content of an Attend. A query, or a key, has a row of numbers [R], such as its products
+    with the rows of a table. A score is the sum of the entries at the index that the distance of
+    query and key has, or the sum of the numbers that the keys after a key have, up to the query's.
 
     Args:
         query_rows: rows of queries [B,H,S,R], or None.

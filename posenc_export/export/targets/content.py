@@ -24,6 +24,9 @@ from posenc_export.ops.graph import Append, AttendTurnedKeys, LastHidden, RowsAt
 # Keys of a block, for each query of a call: larger blocks rotate queries less often and copy more
 # of the table.
 BLOCK = 256
+# Keys that are counted first, for each row of the table: enough for gates of 1/4 on average.
+KEYS_PER_ROW = 4
+DIGITS = 16  # numbers of a digit of a distance (packages/kernels)
 
 
 def products(op: Builder, node: graph.Products) -> ir.Value:
@@ -141,10 +144,6 @@ def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
     return op.ScatterElements(zeros, index, weights, axis=-1, reduction="add")
 
 
-# Keys that are counted first, for each row of the table: enough for gates of 1/4 on average.
-KEYS_PER_ROW = 4
-
-
 def rows_at_counts(op: Builder, node: RowsAtCounts) -> ir.Value:
     """Read rows [B,H,S,R] at the counts of all keys: [B,H,S,T]."""
     return _rows_at(op, _gates(op, node, node.keys, node.mask), node.rows)
@@ -223,9 +222,6 @@ def _rows_at(op: Builder, gates: ir.Value, rows: ir.Value) -> ir.Value:
     lower, step = (op.GatherElements(values, index, axis=-1) for values in (rows, steps))
     part = op.Cast(op.Sub(counts, below), to=FLOAT)
     return op.Add(lower, op.Mul(part, step))
-
-
-DIGITS = 16  # numbers of a digit of a distance (packages/kernels)
 
 
 def attend_turned_keys(op: Builder, node: AttendTurnedKeys) -> ir.Value:

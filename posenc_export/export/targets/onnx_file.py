@@ -59,6 +59,16 @@ from posenc_export.shared.version import VERSION
 SMALL = 1024
 PAGE = 4096  # bytes; tensors are page-aligned, so that each can be mapped into memory separately
 BLOCK = 16 << 20  # bytes per copy of a tensor that is not contiguous in memory
+PAST_KEY, PAST_VALUE, KEY_SCALE, VALUE_SCALE = 3, 4, 12, 13  # inputs of attention
+QUANTISED: Dict[str, Any] = {
+    "k_quant_type": "PER_CHANNEL",
+    "v_quant_type": "PER_CHANNEL",
+    "kv_cache_bit_width": 8,
+}
+FILE_NAME = "model.onnx"
+IR_VERSION = 10  # ONNX Runtime 1.31 loads up to 13; 10 is what older releases load too
+PRODUCER = "posenc_export"
+SINCE = {"TensorScatter": 24}  # opset of operators that were added after OPSET
 
 
 def move_out(graph: ir.Graph, folder: Path, counted: Callable[[int, str], Steps]) -> Optional[File]:
@@ -217,14 +227,6 @@ def _stops_at_length(node: ir.Node) -> bool:
     )
 
 
-PAST_KEY, PAST_VALUE, KEY_SCALE, VALUE_SCALE = 3, 4, 12, 13  # inputs of attention
-QUANTISED: Dict[str, Any] = {
-    "k_quant_type": "PER_CHANNEL",
-    "v_quant_type": "PER_CHANNEL",
-    "kv_cache_bit_width": 8,
-}
-
-
 def store_caches(op: Builder, manifest: Manifest, scales: Mapping[str, np.ndarray]) -> None:
     """Change the caches of keys and values to the format of the manifest in a lowered graph.
 
@@ -266,12 +268,6 @@ def _refuse_cache(manifest: Manifest, got: str) -> None:
     operators = " or ".join(CACHE_FORMATS[format_].operators)
     rule = f"export: expected every cache to be read by {operators} alone for cache {format_}"
     raise ValueError(f"{rule}, got {got} with encoding {encoding}; omit cache")
-
-
-FILE_NAME = "model.onnx"
-IR_VERSION = 10  # ONNX Runtime 1.31 loads up to 13; 10 is what older releases load too
-PRODUCER = "posenc_export"
-SINCE = {"TensorScatter": 24}  # opset of operators that were added after OPSET
 
 
 class Lowerings(NamedTuple):

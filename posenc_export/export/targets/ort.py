@@ -49,6 +49,19 @@ from posenc_export.runtime.graphs import cuda_placement, kernel_library
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.shared.refusal import refusal
 
+# Nodes that are not merged into GroupQueryAttention.
+LATER = (graph.Mask, graph.Rotate)
+# Inputs of a block in products of the library: a multiple, the most, and of a block for each row.
+STRIP, LARGEST_BLOCK, LARGEST_ROW = 32, 256, 1 << 16  # product.h
+# Nodes whose place an input of the operator may take.
+LATER_NATIVELY = (
+    *(graph.Distances, graph.LayersOfRatio, graph.Pick, graph.SuffixSum),
+    *(graph.SumsBetween, graph.WaveProducts),
+)
+# Tokens of a prompt in one run of a model without scores in memory: few launches of large kernels.
+# A bias takes [H,chunk,T].
+CHUNK = 1024
+
 
 def append_positions(op: Builder, node: graph.AppendPositions) -> ir.Value:
     return ort_slots.key_positions(op)
@@ -108,8 +121,6 @@ def transposed_product(op: Builder, node: ir.Node) -> Replaced:
     return [(node.outputs[0], op.FusedMatMul(x, matrix, domain=MICROSOFT, transB=1))]
 
 
-# Nodes that are not merged into GroupQueryAttention.
-LATER = (graph.Mask, graph.Rotate)
 LOWERING: Tuple[Table, ...] = (
     {
         **{kind: emit for kind, emit in onnx_growing.LOWERING[0].items() if kind not in LATER},
@@ -128,10 +139,6 @@ LOWERING: Tuple[Table, ...] = (
 # SkipLayerNormalization 1.7 to 7 times as long as Add and LayerNormalization. ONNX Runtime itself
 # fuses BiasGelu and QuickGelu when it loads the graph.
 FUSIONS = {"MatMul": transposed_product}
-
-
-# Inputs of a block in products of the library: a multiple, the most, and of a block for each row.
-STRIP, LARGEST_BLOCK, LARGEST_ROW = 32, 256, 1 << 16  # product.h
 
 
 def rows_at_counts_natively(op: Builder, node: graph.RowsAtCounts) -> ir.Value:
@@ -164,11 +171,6 @@ class Native(Fused):
         return op.MatMulNBits(x, stored, scales, domain=kernel_library.DOMAIN, **sizes)
 
 
-# Nodes whose place an input of the operator may take.
-LATER_NATIVELY = (
-    *(graph.Distances, graph.LayersOfRatio, graph.Pick, graph.SuffixSum),
-    *(graph.SumsBetween, graph.WaveProducts),
-)
 NATIVE: Tuple[Table, ...] = (
     {
         **{kind: lower for kind, lower in LOWERING[0].items() if kind not in LATER_NATIVELY},
@@ -191,11 +193,6 @@ def write_native(source: Source, manifest: Manifest, folder: Path) -> Manifest:
         chunk = PositionEncoding.chunk
     others = "GroupQueryAttention" in written.operators
     return written.replace(continuation_rows=int(others), chunk=chunk)
-
-
-# Tokens of a prompt in one run of a model without scores in memory: few launches of large kernels.
-# A bias takes [H,chunk,T].
-CHUNK = 1024
 
 
 def attend_on_cuda(op: Builder, node: graph.Attend) -> ir.Value:

@@ -12,9 +12,21 @@ from posenc_export.ops import graph
 from posenc_export.ops.graph import Append, Attend, AttentionWeights, LastHidden
 from posenc_export.shared.numerics import FINE, LEVELS
 
+TWO: Any = {"num_outputs": 2}
+NEVER = -np.inf
+GAPS = "attention_mask: expected no 0 between the ones of a row; put padding before or behind"
+# Lower bound of scores, as in ops.attention_weights; a softmax over -inf only gives NaN.
+LEAST = -1e30
+# Nodes with grouped heads.
+Grouped = Union[Attend, graph.Products, graph.WeightedValues, graph.RowsAtCounts]
+
 
 def rows_of_levels(op: Builder, table: ir.Value, positions: ir.Value) -> Optional[ir.Value]:
-    """Return the rows of a table at positions of at least 0, float32; None for one of one level."""
+    """Return the rows of a table at positions of at least 0, float32; None for one of one level.
+
+    They are computed in the graph from two small tables (encodings/shared/tables.py), which take a
+    43rd of the bytes of a table of 32,768 positions and 128 pairs.
+    """
     levels = op.levels.get(str(table.name))
     if levels is None:
         return None
@@ -38,14 +50,7 @@ def gathered_levels(op: Builder, node: ir.Node) -> Optional[ir.Value]:
     return rows_of_levels(op, table, positions)
 
 
-TWO: Any = {"num_outputs": 2}
 GATHERS: Mapping[str, NodeLowering] = {"Gather": gathered_levels}
-
-
-NEVER = -np.inf
-GAPS = "attention_mask: expected no 0 between the ones of a row; put padding before or behind"
-# Lower bound of scores, as in ops.attention_weights; a softmax over -inf only gives NaN.
-LEAST = -1e30
 
 
 def rotate(op: Builder, node: graph.Rotate) -> ir.Value:
@@ -195,10 +200,6 @@ def _with_sinks(
     for_sinks = op.Concat(rows, heads, queries, [1], axis=0)
     for_mask = op.Concat(rows, heads, queries, columns, axis=0)
     return keys, values, op.Concat(op.Expand(sinks, for_sinks), op.Expand(mask, for_mask), axis=3)
-
-
-# Nodes with grouped heads.
-Grouped = Union[Attend, graph.Products, graph.WeightedValues, graph.RowsAtCounts]
 
 
 def products_of(

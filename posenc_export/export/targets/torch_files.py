@@ -25,6 +25,12 @@ SCRIPT = "model.pt"
 DROPPED = re.compile(r"\.debug_pkl$|/\.data/serialization_id$")
 # The counter is global to the process, so a second export would differ from the first.
 COUNTED_NAME = re.compile(rb"___torch_mangle_\d+")
+PROGRAM = "model.pt2"
+SIZE, LINEAR = torch.ops.aten.sym_size.int, torch.ops.aten.linear.default
+# A check of a dtype that the program itself determines.
+CHECK = torch.ops.aten._assert_tensor_metadata.default
+# Metadata of nodes; the other keys hold source paths of the exporting machine.
+KEPT = ("val", "unbacked_bindings")
 
 
 def write_torchscript(source: Source, manifest: Manifest, folder: Path) -> Manifest:
@@ -76,14 +82,6 @@ def _normalised(archive: bytes) -> bytes:
         named = name.endswith((".py", ".pkl"))
         renamed[here] = COUNTED_NAME.sub(renumber, content) if named else content
     return packed(renamed)
-
-
-PROGRAM = "model.pt2"
-SIZE, LINEAR = torch.ops.aten.sym_size.int, torch.ops.aten.linear.default
-# A check of a dtype that the program itself determines.
-CHECK = torch.ops.aten._assert_tensor_metadata.default
-# Metadata of nodes; the other keys hold source paths of the exporting machine.
-KEPT = ("val", "unbacked_bindings")
 
 
 def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
