@@ -91,7 +91,7 @@ def test_the_rounded_weights_are_verified_in_float32(
 
     first, *others = ort.CUDA_LOWERINGS.tables
     lowerings = ort.CUDA_LOWERINGS._replace(tables=({**first, Attend: wrong}, *others))
-    monkeypatch.setattr(ort, "LOWERINGS", lowerings)
+    monkeypatch.setattr(ort, "CUDA_LOWERINGS", lowerings)
     with pytest.raises(VerificationError):
         export(sources(block("rope")), "ort-cuda", tmp_path / "wrong", dtype="bfloat16")
 

@@ -61,7 +61,7 @@ def test_what_a_cuda_kernel_refuses_is_refused_at_export_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lowerings = ort.CUDA_LOWERINGS._replace(tables=ort.LOWERING)
-    monkeypatch.setattr(ort, "LOWERINGS", lowerings)
+    monkeypatch.setattr(ort, "CUDA_LOWERINGS", lowerings)
     with pytest.raises(
         ValueError,
         match=r"for target ort-cuda, got one that cannot run: GroupQueryAttention .* head_sink "

@@ -112,7 +112,7 @@ def _late(monkeypatch: pytest.MonkeyPatch) -> None:
     def late(op: Any, table: Any, positions: Any) -> Any:
         return rows(op, table, op.Min(op.Add(positions, 1), RANGE - 1))
 
-    monkeypatch.setattr(standard, "rows", late)
+    monkeypatch.setattr(standard, "rows_of_levels", late)
 
 
 def _next_number(monkeypatch: pytest.MonkeyPatch) -> None:
