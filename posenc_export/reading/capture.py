@@ -51,12 +51,21 @@ def capture(
     output: Union[None, int, str] = None,
     memory: int = 0,
 ) -> Capture:
-    """Trace a module with x [B,S] of ids or [B,S,E], for up to max_positions tokens.
+    """Trace a module, which stays as it is.
 
-    The module stays as it is. example: x, or a tuple with it. positions: name of the argument of
-    forward that takes positions, or with `axes` above 0 coordinates [axes,B,S]. output: key,
-    attribute or index of the output to read. memory: as of reading.read.read.
-    Raises Refused if the module cannot be traced, or is none on whole sequences by its numbers.
+    Args:
+        module: maps whole sequences.
+        example: an input x, token ids [B,S] int64 or hidden states [B,S,E] float32, or (x,).
+        max_positions: number of positions; the range is 0 .. max_positions - 1.
+        positions: name of the argument of forward that takes positions, None if it has none.
+        axes: number of coordinates of each token, if this argument takes them [axes,B,S].
+        causal: whether outputs depend on no later tokens.
+        output: key, attribute or index of the output, None for the first with an axis of tokens.
+        memory: numbers of each token of an encoder, for a module forward(x, memory [B,M,memory],
+            mask [B,M]) whose mask is 1 at tokens and 0 at padding; 0 for one that reads none.
+
+    Raises:
+        Refused: the module cannot be traced, or is none on whole sequences by its numbers.
     """
     with naming(f"module {type(module).__name__}"):
         x = _input(example, max_positions)

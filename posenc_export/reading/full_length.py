@@ -115,11 +115,14 @@ def called_at_full_length(plain: OneTensor, x: Tensor, most: int, remedies: List
             plain.of(longest)
         except Exception as error:
             raise _too_long(error, plain, x, most) from error
-    probe = plain.copied()
-    probe.of(x)
-    after, short = _held(plain), _held(probe)
-    if grown := sorted(n for n in after if after[n] == short[n] != before.get(n)):
-        remedies.append(f"tables grown by a call with {most} tokens before the trace: {grown[0]}")
+    after = _held(plain)
+    if after != before:
+        probe = plain.copied()
+        probe.of(x)
+        short = _held(probe)
+        grown = sorted(n for n in after if after[n] == short[n] != before.get(n))
+        said = f"tables grown by a call with {most} tokens before the trace: "
+        remedies += [said + name for name in grown[:1]]
     return plain
 
 

@@ -252,12 +252,7 @@ def results_of(graph: Graph) -> List[Node]:
 def symbol_of(size: Any) -> sympy.Symbol:
     expr = size.node.expr if isinstance(size, torch.SymInt) else size
     if not isinstance(expr, sympy.Symbol):
-        blocks = getattr(expr, "free_symbols", None)
-        raise Refused(
-            f"takes multiples of {expr.as_coeff_Mul()[0]} tokens only"
-            if blocks
-            else f"fixes the rows or tokens of its input at {expr} in a trace"
-        )
+        raise Refused(f"fixes the rows or tokens of its input at {expr} in a trace")
     return expr
 
 
@@ -286,6 +281,9 @@ def _simplified(graph: Graph) -> None:
             node.target, node.args = aten.linear.default, (node.args[0], _first(node.args[1]))
         elif (summed := _summed_from_the_end(node)) is not None:
             node.target, node.args = SUFFIX_SUM, (summed,)
+        elif node.target is aten.copy.default and _is_like(node, node.args[1]):
+            node.replace_all_uses_with(node.args[1])
+            graph.erase_node(node)
         elif node.target in _SAME or _whole_slice(node) or keeps_dtype(node):
             node.replace_all_uses_with(_first(node))
             graph.erase_node(node)
@@ -381,6 +379,13 @@ def _summed_from_the_end(node: Node) -> Optional[Node]:
             return None
         nodes.append(_first(nodes[-1]))
     return nodes[-1]
+
+
+def _is_like(node: Node, other: Any) -> bool:
+    """Whether a node has the shape and dtype of another value."""
+    values = [one.meta["val"] for one in (node, other)]
+    sizes = [list(map(str, value.shape)) for value in values]
+    return sizes[0] == sizes[1] and values[0].dtype == values[1].dtype
 
 
 def _whole_slice(node: Node) -> bool:

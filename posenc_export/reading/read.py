@@ -105,35 +105,21 @@ def read(
     example: Tensor,
     max_positions: int,
     *,
-    positions: Optional[str] = None,
-    axes: int = 0,
-    causal: bool = True,
-    output: Any = None,
-    memory: int = 0,
     make: Callable[[Capture, Calls, Flat], Read] = Reading,  # type: ignore[assignment]
+    **how: Any,
 ) -> Read:
     """Read a module as it is. It is not modified.
 
     Args:
-        module: maps whole sequences.
-        example: an input, token ids [B,S] int64 or hidden states [B,S,E] float32.
-        max_positions: number of positions; the range is 0 .. max_positions - 1.
-        positions: name of the argument of forward that takes positions, None if it has none.
-        axes: number of coordinates of each token, if this argument takes them [axes,B,S].
-        causal: whether outputs depend on no later tokens. A module that is not causal is read
-            without caches.
-        memory: numbers of each token of an encoder, for a module forward(x, memory [B,M,memory],
-            mask [B,M]) whose mask is 1 at tokens and 0 at padding; 0 for one that reads none.
-        output: name or index of the output, None for the first with an axis of tokens.
+        module, example, max_positions, how: as of capture.capture. A module that is not causal is
+            read without caches.
         make: Reading, or a function that returns one of a subclass.
 
     Raises:
         Refused: the module cannot be continued token by token; the message names the layer, the
             operator and the line.
     """
-    how = {"positions": positions, "axes": axes, "causal": causal, "output": output}
-    how["memory"] = memory
-    captured = capture(module, example, max_positions, **how)  # type: ignore[arg-type]
+    captured = capture(module, example, max_positions, **how)
     with naming(captured.where):
         found = findings(captured)
         short = captured.short

@@ -50,19 +50,12 @@ def simplify(graph: Graph) -> None:
             _permute_after(node)
         elif node.target in RESHAPES:
             _reshape(node)
-        elif node.target is aten.copy.default and _is_like(node, node.args[1]):
-            _replace(node, node.args[1])
         elif node.target is aten.slice_scatter.default:
             _join_slices(node)
         elif node.target in WHOLE and _shape(node) == _shape(node.args[0]):
             _replace(node, node.args[0])
     _join_equal(graph)
     graph.eliminate_dead_code()
-
-
-def _is_like(node: Node, other: Any) -> bool:
-    """Return whether two values have one shape and dtype."""
-    return _shape(node) == _shape(other) and node.meta["val"].dtype == other.meta["val"].dtype
 
 
 def _join_slices(node: Node) -> None:

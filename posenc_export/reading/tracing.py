@@ -42,8 +42,6 @@ FIXED = (
     "interpreted as an integer",
 )
 DATA = ("data-dependent", "Could not extract specialized integer")
-BLOCKS = ("%", "Mod(", "floor", "raises", "RuntimeError", "AssertionError")
-GRANULE = 8  # tokens of a block, in modules that take whole blocks alone
 
 
 class Remedy(NamedTuple):
@@ -55,7 +53,6 @@ class Remedy(NamedTuple):
     against: Tuple[str, ...] = ()
     patch: Optional[Callable[[], ContextManager[Any]]] = None
     strict: bool = False
-    granule: int = 1
     joined: bool = False
 
 
@@ -99,7 +96,6 @@ REMEDIES = [
     Remedy("the length as key of a dict", ("unhashable type",), _hashable_sizes),
     Remedy("traces of several sizes joined", (*FIXED, *DATA), joined=True),
     Remedy("traced by torch.export's strict mode", strict=True),
-    Remedy(f"traced at lengths that are multiples of {GRANULE}", BLOCKS, granule=GRANULE),
 ]
 
 
@@ -240,20 +236,18 @@ def exported(
         if not helps or LOOPS in str(first):
             raise first or AssertionError(text)
         left.remove(helps[0])
-        active = [r for r in active if not (helps[0].strict or helps[0].granule > 1)] + [helps[0]]
+        active = ([] if helps[0].strict else active) + [helps[0]]
 
 
 def _attempt(plain: OneTensor, x: Tensor, most: int, active: List[Remedy]) -> ExportedProgram:
     copied = plain.copied()  # a trace may leave its values on it
-    granule = max([r.granule for r in active] or [1])
-    rows, length = _example_sizes(copied, most - 1, granule)
+    rows, length = _example_sizes(copied, most - 1)
     x = of_length(x[torch.arange(rows) % x.shape[0]], length).clone()
     free: Any = Dim.DYNAMIC
-    tokens = granule * Dim("blocks", min=1, max=most // granule) if granule > 1 else free
-    sizes: List[Dict[int, Any]] = [{0: free, 1: tokens}]
+    sizes: List[Dict[int, Any]] = [{0: free, 1: free}]
     if copied.argument is not None:
         of_rows = {axis: free for axis, size in enumerate(copied.before) if not size}
-        sizes.append({**of_rows, len(copied.before): tokens})
+        sizes.append({**of_rows, len(copied.before): free})
     elif copied.memory is not None:
         sizes += [{0: free, 1: free}] * 2
     traced: nn.Module = copied
@@ -290,10 +284,10 @@ def _joined(plain: OneTensor, x: Tensor) -> Joined:
     return Joined([trace_of(program) for program in programs], sizes)
 
 
-def _example_sizes(plain: OneTensor, most: int, granule: int) -> Tuple[int, int]:
+def _example_sizes(plain: OneTensor, most: int) -> Tuple[int, int]:
     """Rows and tokens of the example, which no size of the module equals if that can be."""
     taken: Set[int] = {s for held in plain.state_dict().values() for s in held.shape}
-    lengths = [n for n in range(most - most % granule, max(1, most - 4 * granule), -granule)]
+    lengths = range(most, max(1, most - 4), -1)
     length = next((n for n in lengths if n not in taken), lengths[0])
     return next(n for n in (3, 5, 7, 11, 3) if n not in taken or n == 11), length
 
@@ -336,7 +330,5 @@ def _in_our_words(
         loops = recurrent or code.startswith(("for ", "while "))
         why = LOOPS if loops else FIXES
         return Refused(joined(layer, why, line))
-    said = " ".join(text.partition("\n\n")[0].split())[:200]
-    return Refused(
-        joined(layer, f"cannot be traced by torch.export: {type(error).__name__}: {said}", line)
-    )
+    said = " ".join(f"{type(error).__name__}: {text}".partition("\n\n")[0].split())[:200]
+    return Refused(joined(layer, f"cannot be traced by torch.export: {said.rstrip(': ')}", line))

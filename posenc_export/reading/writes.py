@@ -1,7 +1,7 @@
 """Operators of a graph that write to a value, replaced by functions of it."""
 
 import operator
-from typing import Any, Dict, Optional, cast
+from typing import Any, Dict, Optional
 
 import torch
 from torch.fx import Graph, Node
@@ -54,7 +54,7 @@ def _function(target: Any) -> Any:
 
 def _write(node: Node, memory: Memory) -> bool:
     """Replace an operator that writes. Nodes behind it read what it gives."""
-    of, function, written = memory[node], _function(node.target), cast(Node, node.args[0])
+    of, function, written = memory[node], _function(node.target), node.all_input_nodes[0]
     read = {n for n, own in memory.items() if own is of and n.users.keys() - memory.keys()}
     others, parts = read - {node, written}, list[Any]()
     if function is None or of.op != "call_function":
