@@ -11,7 +11,8 @@ import itertools
 import math
 import pickle
 import types
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import MutableSequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Callable, Collection, Dict, Iterator, List, NamedTuple, Optional, Sequence
 from unittest import mock
@@ -38,6 +39,10 @@ class _Call(NamedTuple):
     def __deepcopy__(self, memo: Any) -> "_Call":
         """Return itself: a copy of the module notes the calls of its own layers."""
         return self
+
+
+_Calls = MutableSequence[_Call]
+_Mark = Callable[[List[Any], str, str], List[Any]]  # of leaves, the part and the name of a layer
 
 
 class LayersOnce:
@@ -73,9 +78,10 @@ class LayersOnce:
         with ExitStack() as stack:
             for name in (*calls, *self.templates):
                 held = module.get_submodule(name)
-                by = functools.partial(_again, held, calls[self.templates.get(name, name)], name)
+                of = calls[self.templates.get(name, name)]
+                by = functools.partial(_again, held, of)
                 if name in calls:
-                    by = functools.partial(_first, held, calls[name], name)
+                    by = functools.partial(_noted, of, name, functools.partial(_marked, held, of))
                 traced = functools.partial(by, held.forward)
                 stack.enter_context(mock.patch.object(held, "forward", traced))
             yield
@@ -87,27 +93,28 @@ class LayersOnce:
         """
         every = {*self.templates, *self.templates.values()}
         outer = [n for n in self.templates if not any(n.startswith(f"{one}.") for one in every)]
-        calls: Dict[str, List[_Call]] = {self.templates[name]: [] for name in outer}
+        calls = {self.templates[name]: deque[_Call](maxlen=1) for name in outer}
         for name in (*calls, *outer):
-            held = module.get_submodule(name)
-            by = _noted if name in calls else _passed_on
-            of = calls[self.templates.get(name, name)]
-            held.forward = functools.partial(by, of, name, held.forward)
+            held, of = module.get_submodule(name), calls[self.templates.get(name, name)]
+            by = functools.partial(_passed_on, of, name)
+            if name in calls:
+                by = functools.partial(_noted, of, name, _edged)
+            held.forward = functools.partial(by, held.forward)
 
 
-def _noted(calls: List[_Call], name: str, own: Callable[..., Any], *args: Any, **kw: Any) -> Any:
-    """Call a layer between edges, and note the call."""
+def _noted(
+    calls: _Calls, name: str, mark: _Mark, own: Callable[..., Any], *args: Any, **kw: Any
+) -> Any:
+    """Call a layer between marks or edges, and note the call."""
     read, form = pytree.tree_flatten((args, kw))
-    args, kw = pytree.tree_unflatten(_edged(read, BEGIN, name), form)
+    args, kw = pytree.tree_unflatten(mark(read, BEGIN, name), form)
     given, returns = pytree.tree_flatten(own(*args, **kw))
-    given = _edged(given, END, name)
-    calls[:] = [_Call(name, read, form, given, returns)]
+    given = mark(given, END, name)
+    calls.append(_Call(name, read, form, given, returns))
     return pytree.tree_unflatten(given, returns)
 
 
-def _passed_on(
-    calls: List[_Call], name: str, own: Callable[..., Any], *args: Any, **kw: Any
-) -> Any:
+def _passed_on(calls: _Calls, name: str, own: Callable[..., Any], *args: Any, **kw: Any) -> Any:
     """Return the first tensor that a layer reads in the place of its result. Further results are no
     numbers, so that nothing that reads them passes, if they are not what the layer reads.
     """
@@ -143,32 +150,22 @@ def _passes(first: _Call, read: List[Any]) -> bool:
     return all(equal) and all(y.is_floating_point() for y in results)
 
 
-def _first(
-    held: nn.Module, calls: List[_Call], name: str, own: Callable[..., Any], *args: Any, **kw: Any
-) -> Any:
-    """Call a layer between marks, and note the call."""
-    name = f"{name} {len(calls)}"
-    read, form = pytree.tree_flatten((args, kw))
-    tensors = _tensors(read)
-    args, kw = pytree.tree_unflatten(
-        _exchanged(read, layer(BEGIN, name, tensors + _weights(held), tensors)), form
-    )
-    given, returns = pytree.tree_flatten(own(*args, **kw))
-    given = _exchanged(given, layer(END, name, _tensors(given), _tensors(given)))
-    calls.append(_Call(name, read, form, given, returns))
-    return pytree.tree_unflatten(given, returns)
+def _marked(held: nn.Module, calls: _Calls, leaves: List[Any], part: str, name: str) -> List[Any]:
+    """Return leaves behind a mark with the number of the call, which also reads the weights."""
+    tensors = _tensors(leaves)
+    read = tensors + _weights(held) if part == BEGIN else tensors
+    return _exchanged(leaves, layer(part, f"{name} {len(calls)}", read, tensors))
 
 
-def _again(
-    held: nn.Module, calls: List[_Call], name: str, own: Callable[..., Any], *args: Any, **kw: Any
-) -> Any:
+def _again(held: nn.Module, calls: _Calls, own: Callable[..., Any], *args: Any, **kw: Any) -> Any:
     """Return results like those of the first layer of its kind, if it was called alike."""
     read, form = pytree.tree_flatten((args, kw))
     first = calls[-1] if calls else None
     if first is None or first.form != form or not all(map(_exchangeable, first.read, read)):
         return own(*args, **kw)
     values = _tensors(read) + _weights(held)
-    given = _exchanged(first.given, layer(AGAIN, first.name, values, _tensors(first.given)))
+    name = f"{first.name} {len(calls) - 1}"
+    given = _exchanged(first.given, layer(AGAIN, name, values, _tensors(first.given)))
     return pytree.tree_unflatten(given, first.returns)
 
 
