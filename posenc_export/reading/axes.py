@@ -70,6 +70,12 @@ def axis_of(roles: Roles, kind: str) -> int:
     return next(i for i, axis in enumerate(roles) if any(f.kind == kind for f in axis))
 
 
+def skewed_last(roles: Roles) -> List[int]:
+    """Return the axes of scores by distance: rows, further ones, queries, distances."""
+    rank = {"B": 0, "Q": 2, "D": 3}
+    return sorted(range(len(roles)), key=lambda i: rank.get(str(roles[i][0].kind), 1))
+
+
 def renamed(roles: Roles, old: str, new: str) -> Roles:
     """Return roles with tokens read in another role."""
     return tuple(

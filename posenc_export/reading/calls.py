@@ -11,6 +11,7 @@ from posenc_export.ops import apply_rotation
 from posenc_export.ops.layers import EDGE
 from posenc_export.reading.axes import (
     Counts,
+    Factor,
     Roles,
     axis_of,
     factors,
@@ -21,6 +22,7 @@ from posenc_export.reading.axes import (
     kinds,
     renamed,
     shape_of,
+    skewed_last,
     split,
     tokens,
     with_rows,
@@ -382,14 +384,16 @@ class Calls(torch.nn.Module):
         if isinstance(step, Window):
             return self._window(node, step, call)
         if isinstance(step, RunningSum):
-            return self._running_sum(step, call)
+            return self._running_sum(node, step, call)
         if isinstance(step, Recurrent):
             return self._recurrent(node, step, call)
         if isinstance(step, Skew):
-            x = values[step.root]
+            order = skewed_last(self.steps[step.root].roles)
+            x = values[step.root].permute(order)
             index = (call.away + call.last).clamp(0, call.last)
             index = index[(slice(None), *[None] * (x.dim() - 3))]  # [B,1,..,S,T]
-            return x.gather(-1, index.expand(-1, *x.shape[1:-2], -1, -1))
+            y = x.gather(-1, index.expand(-1, *x.shape[1:-2], -1, -1))
+            return y.permute([order.index(axis) for axis in range(len(order))])
         assert isinstance(step, (Each, OverKeys))
         return self._operate(node, step, call)
 
@@ -412,6 +416,8 @@ class Calls(torch.nn.Module):
                 if hides:
                     x = filled(x, with_rows(read), counts, ~call.seen, step.fill)
                 of_rows = "first" if has_rows else None
+                if has_rows and (Factor("B"),) in read:
+                    x, of_rows = rows_in_place(x, read, counts), read
             elif kind == "data":
                 x = self._key(other, call) if self._is_key(other, read) else call.values[other]
                 if hides:
@@ -428,7 +434,8 @@ class Calls(torch.nn.Module):
                 except RuntimeError:  # raised by torch where one row does not stand for all
                     self.in_full.add(node)
             for place, (other, read) in enumerate(zip(inputs_of(node), step.reads, strict=True)):
-                if self.kind[other] == "length" and read and "B" in kinds(read):
+                of_one = self.kind[other] == "length" and apart[place] is None
+                if of_one and read and "B" in kinds(read):
                     inputs[place] = of_all_rows(inputs[place], read, counts)
             return self.values.call(node, inputs, counts, step.sizes, step.roles)
         moved = [
@@ -470,11 +477,11 @@ class Calls(torch.nn.Module):
             y = call.ops.rotate_pairs(x, call.positions, *tables, pairs, step.linear)
         return in_axes(y, step.roles, step.order, call.counts)
 
-    def _running_sum(self, step: RunningSum, call: Call) -> Tensor:
+    def _running_sum(self, node: Node, step: RunningSum, call: Call) -> Tensor:
         """Sum over a token and those before it."""
         x = self._cached(Cached(step.source), call)  # [B,N,T,D]
         y = call.earlier.to(torch.float32).unsqueeze(1) @ x
-        return self._laid_out(y.transpose(1, 2), step.source, step.roles, call.counts)
+        return self._laid_out(y.transpose(1, 2), node, step.roles, call.counts)
 
     def _recurrent(self, node: Node, step: Recurrent, call: Call) -> Tensor:
         """Continue a recurrence. A token of padding writes nothing, and nothing is forgotten."""

@@ -262,7 +262,15 @@ def _reshaped(graph: Graph) -> None:
         if node.target in (aten.view.default, aten._unsafe_view.default):
             node.target = aten.reshape.default
         elif node.target is aten.view_as.default:
-            node.target = aten.reshape_as.default
+            x, other = node.args
+            sizes: List[Any] = []
+            for axis, size in enumerate(other.meta["val"].shape):
+                if isinstance(size, torch.SymInt):
+                    with graph.inserting_before(node):
+                        known = graph.call_function(aten.sym_size.int, (other, axis))
+                    known.meta, size = {"val": size}, known
+                sizes.append(size)
+            node.target, node.args = aten.reshape.default, (x, sizes)
 
 
 def _simplified(graph: Graph) -> None:
@@ -277,6 +285,9 @@ def _simplified(graph: Graph) -> None:
             node.args = (node.args[0], node.args[1].meta["val"].dtype)
         if packet is not None and packet.__name__ in _NO_VALUE:
             graph.erase_node(node)
+        elif node.target is aten.cat.default:  # its axis from the end, also of rows in a stack
+            axis, rank = node.args[1] if node.args[1:] else 0, node.meta["val"].dim()
+            node.args = (node.args[0], axis % rank - rank)
         elif node.target is aten.matmul.default and _is_turned(node.args[1]):
             node.target, node.args = aten.linear.default, (node.args[0], _first(node.args[1]))
         elif (summed := _summed_from_the_end(node)) is not None:

@@ -10,6 +10,7 @@ reads a window: its output at a token needs the last tokens before it only.
 import itertools
 import math
 import operator
+from collections import ChainMap
 from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
@@ -33,6 +34,7 @@ from posenc_export.reading.axes import (
     renamed,
     same,
     select,
+    skewed_last,
     tokens,
 )
 from posenc_export.reading.recurrent_groups import RUN, operands
@@ -53,11 +55,11 @@ from posenc_export.reading.steps import (
     Window,
 )
 from posenc_export.reading.values import Values, aten, inputs_of
+from posenc_export.reading.windows import FAILED, reach_of
 
 MOST_EXTRA = 64  # entries beside tokens on one axis
 SIZES = ((3, 20), (2, 7), (5, 11), (7, 30))  # rows and tokens for which sizes are compared
 POWERS = {0: ("",), 1: ("K", "Q"), 2: ("QK",)}  # of the number of tokens in a size
-FAILED = (RuntimeError, IndexError, ValueError, TypeError)  # raised by torch for other shapes
 TRIANGLES = (aten.tril.default, aten.triu.default)
 MIXES = "mixes tokens or rows, and is no reduction of keys, window or sum that can be continued"
 
@@ -156,13 +158,23 @@ class Properties:
         has_sizes = any(self.values.kind[other] == "size" for other in inputs_of(node))
         for reads, roles in options:
             for sizes in ("Q", "K") if has_sizes else ("Q",):
-                if self.acts_on_each(node, reads, roles, sizes):
+                if self._keeps_tokens(node, reads, roles) and self.acts_on_each(
+                    node, reads, roles, sizes
+                ):
                     return Each(roles, reads, sizes)
         for reads, roles in options:
             for fill in (0.0, float("-inf")):
                 if self._reduces_keys(node, reads, roles, fill):
                     return OverKeys(roles, reads, fill)
         return None
+
+    def _keeps_tokens(self, node: Node, reads: Reads, roles: Roles) -> bool:
+        """Return whether an output has the token axes of its data. A maximum over tokens that are
+        alike in the example, as that of a mask, is that of any of them there.
+        """
+        of_data = zip(inputs_of(node), reads, strict=True)
+        kept = _tokens_of(tuple(r for other, r in of_data if self.values.kind[other] == "data"))
+        return kept <= set(tokens(roles, OF_TOKENS))
 
     def _of_turned(self, node: Node) -> Optional[Step]:
         """Return the step of a node for which one of its inputs runs over keys and queries in the
@@ -242,10 +254,10 @@ class Properties:
         """Return whether a shorter value is the end of a longer one, not its beginning: then its
         axis runs over distances from the last token.
         """
-        sizes = [str(size) for size in node.meta["val"].shape]
-        if sizes.count(str(self.values.capture.tokens)) != 1:
+        of_tokens = [(Factor("Q"),) in self._axis(size) for size in node.meta["val"].shape]
+        if of_tokens.count(True) != 1:
             return False
-        axis = sizes.index(str(self.values.capture.tokens))
+        axis = of_tokens.index(True)
         long, short = self.values.at(node, 12), self.values.at(node, 7)
         is_end = torch.equal(long.narrow(axis, 5, 7), short)
         return is_end and not torch.equal(long.narrow(axis, 0, 7), short)
@@ -315,9 +327,12 @@ class Properties:
             yield {"B": rows, "Q": order[:queries].tolist(), "K": chosen.tolist()}
 
     def _chosen(
-        self, inputs: Sequence[Node], reads: Reads, index: Mapping[str, List[int]]
+        self,
+        of: Mapping[Node, Any],
+        inputs: Sequence[Node],
+        reads: Reads,
+        index: Mapping[str, List[int]],
     ) -> List[Any]:
-        of = self.values.of
         return [
             of.get(other) if read is None else select(of[other], read, index, self.counts)
             for other, read in zip(inputs, reads, strict=True)
@@ -335,18 +350,37 @@ class Properties:
         """Return whether an operator commutes with the choice of rows, queries and keys. part: of
         an operator with several outputs, the one that is compared.
         """
-        whole = self.values.of[node] if part is None else self.values.of[node][part]
+        if indices is None:
+            indices = [*self.indices, *self._beyond(reads)]
+        runs = itertools.product(self._runs(node), indices)
         try:
-            for index in self.indices if indices is None else indices:
+            for (of, whole), index in runs:
                 new = {**self.counts, **{kind: len(chosen) for kind, chosen in index.items()}}
-                inputs = self._chosen(inputs_of(node), reads, index)
+                inputs = self._chosen(of, inputs_of(node), reads, index)
                 got = self.values.call(node, inputs, new, sizes, roles)
-                got = got if part is None else got[part]
+                got, whole = (got, whole) if part is None else (got[part], whole[part])
                 if not same(got, select(whole, roles, index, self.counts)):
                     return False
         except FAILED:
             return False
         return True
+
+    def _beyond(self, reads: Reads) -> Iterator[Dict[str, List[int]]]:
+        """Yield a list of more tokens than the entries beside them, for values with such entries:
+        those of a padding that is longer than the example hide a shift by as many tokens.
+        """
+        extra = max((f.left + f.right for read in reads if read for f in factors(read)), default=0)
+        if extra:
+            some = [i % self.counts["Q"] for i in range(2 * extra + self.counts["Q"])]
+            yield {"B": [0], "Q": some, "K": some}
+
+    def _runs(self, node: Node) -> Iterator[Tuple[Mapping[Node, Any], Any]]:
+        """Yield values of the inputs of a node, and what it makes of them."""
+        values = self.values
+        yield values.of, values.of[node]
+        if not values.varied.keys().isdisjoint(inputs_of(node)):
+            of = ChainMap(values.varied, values.of)
+            yield of, values.call(node, [of.get(other) for other in inputs_of(node)], self.counts)
 
     # The second property
 
@@ -355,23 +389,33 @@ class Properties:
         if not any(read and set(tokens(read)) == {"Q", "K"} for read in reads):
             return False
         try:
+            runs = [of for of, _ in self._runs(node)]
             return any(
-                all(self._ignores(node, reads, roles, fill, index) for index in indices)
+                all(
+                    self._ignores(of, node, reads, roles, fill, index)
+                    for of, index in itertools.product(runs, indices)
+                )
                 for indices in (self.indices, self.in_order)
             )
         except FAILED:
             return False
 
     def _ignores(
-        self, node: Node, reads: Reads, roles: Roles, fill: float, index: Dict[str, List[int]]
+        self,
+        of: Mapping[Node, Any],
+        node: Node,
+        reads: Reads,
+        roles: Roles,
+        fill: float,
+        index: Dict[str, List[int]],
     ) -> bool:
         some = {"B": index["B"], "Q": index["Q"]}
         new: Counts = {**self.counts, **{kind: len(chosen) for kind, chosen in some.items()}}
         few = {**new, "K": len(index["K"])}
         hidden = torch.ones(self.counts["K"], dtype=torch.bool)
         hidden[index["K"]] = False
-        whole = self._chosen(inputs_of(node), reads, some)
-        chosen = self._chosen(inputs_of(node), reads, index)
+        whole = self._chosen(of, inputs_of(node), reads, some)
+        chosen = self._chosen(of, inputs_of(node), reads, index)
         for place, read in enumerate(reads):
             if read is None or set(tokens(read)) != {"Q", "K"}:
                 continue
@@ -396,7 +440,8 @@ class Properties:
             found = []
             for part, value in enumerate(node.meta["val"]):
                 allowed = self.readings(value, _tokens_of(reads))
-                acts = (r for r in allowed if self.acts_on_each(node, reads, r, part=part))
+                kept = (r for r in allowed if self._keeps_tokens(node, reads, r))
+                acts = (r for r in kept if self.acts_on_each(node, reads, r, part=part))
                 roles = next(acts, None)
                 if roles is None:
                     break
@@ -447,45 +492,12 @@ class Properties:
         region = self.between(root, node)
         for roles in self.readings(node.meta["val"], "Q", "Q"):
             if (Factor("Q"),) in roles:
-                reach = self._reach(region, root, node, roles)
+                reach = reach_of(self, region, root, node, roles)
                 if reach is not None:
                     return Window(roles, root, tuple(region), reach)
         if not node.users or any(user.op == "output" for user in node.users):
             refuse(first, MIXES)
         return Open((), root, first)
-
-    def _reach(self, region: Sequence[Node], root: Node, node: Node, roles: Roles) -> Optional[int]:
-        """Return how many tokens before each one a region reads, or None if it is no window."""
-        length, x, y = self.counts["Q"], self.values.of[root], self.values.of[node]
-        rows = {"B": [2, 0]}
-        chosen = select(x, self.steps[root].roles, rows, self.counts)
-        axis, to = axis_of(self.steps[root].roles, "Q"), axis_of(roles, "Q")
-
-        def continues(at: int, reach: int) -> bool:
-            """Whether outputs from token `at` on need `reach` tokens before it, and tokens of
-            zeros before the first change nothing.
-            """
-            late = self.run_region(region, root, x.narrow(axis, at - reach, length - at + reach))
-            if not same(late.narrow(to, reach, length - at), y.narrow(to, at, length - at)):
-                return False
-            begin = x.narrow(axis, 0, at)
-            zeros = torch.zeros_like(x.narrow(axis, 0, reach))
-            early = self.run_region(region, root, torch.cat((zeros, begin), axis))
-            expected = y.narrow(to, 0, at)
-            if not same(early.narrow(to, reach, at), expected):
-                return False
-            return same(self.run_region(region, root, begin), expected)
-
-        # At even and odd tokens: operators on every second token continue at the even ones.
-        places = range(length // 2, length // 2 + 4)
-        try:
-            of_rows = self.run_region(region, root, chosen)
-            if not same(of_rows, select(y, roles, rows, self.counts)):
-                return None
-            found = (r for r in range(1, length // 2) if all(continues(a, r) for a in places))
-            return next(found, None)
-        except FAILED:
-            return None
 
     def between(self, root: Node, node: Node) -> List[Node]:
         """Return the nodes from `root`, exclusive, to a node, in order; with those that depend on
@@ -523,18 +535,15 @@ class Properties:
         return result
 
     def _skew(self, node: Node, root: Node) -> Optional[Step]:
-        """Return the step of scores by distance [.., Q, D] that are padded, reshaped and cut so
-        that the last axis becomes keys: entry j of query i was at distance i - j. What that gives
-        for later keys is not compared.
+        """Return the step of scores by distance, with axes Q and D, that are padded, reshaped and
+        cut so that the axis of distances becomes keys: entry j of query i was at distance i - j.
+        What that gives for later keys is not compared.
         """
         own, x, y = self.steps[root].roles, self.values.of[root], self.values.of[node]
-        if (
-            any(len(axis) > 1 for axis in own)
-            or y.shape != x.shape
-            or kinds(own)[-2:] != ["Q", "D"]
-        ):
+        if any(len(axis) > 1 for axis in own) or y.shape != x.shape:
             return None
-        length = self.counts["Q"]
+        order = skewed_last(own)
+        x, y, length = x.permute(order), y.permute(order), self.counts["Q"]
         i, j = torch.arange(length)[:, None], torch.arange(length)
         moved = x.gather(-1, (j - i + length - 1).clamp(max=length - 1).expand(x.shape))
         return Skew(renamed(own, "D", "K"), root) if same(y.tril(), moved.tril()) else None

@@ -63,6 +63,9 @@ class Values:
         kind: of each node: "const", "size" of an axis, "length" for what depends on numbers of
             rows and tokens alone, "data" for what depends on the tokens.
         of: value of each node for the example of the capture.
+        varied: other values, of nodes that have the same number for all tokens of the example and
+            of those that read them: a mask of ids that are not in it shows nothing of what is
+            computed with it.
         counts: numbers of rows and tokens of the example.
     """
 
@@ -88,6 +91,7 @@ class Values:
             self.counts["M"] = beside[0].shape[1]
             self.memory |= self._of_memory_alone()
         self.of = self.evaluate(capture.example, beside)
+        self.varied = self._varied()
         self._at_length: Dict[int, Dict[Node, Any]] = {}
         placed = {capture.positions: capture.axes > 0} if capture.positions else {}
         self._of_coordinates: Dict[Node, bool] = {**placed}
@@ -205,6 +209,23 @@ class Values:
                     read = [values.get(other) for other in inputs_of(node)]
                     values[node] = self.call(node, read, counts)
         return values
+
+    def _varied(self) -> Dict[Node, Any]:
+        found: Dict[Node, Any] = {}
+        generator = torch.Generator().manual_seed(6)
+        for node in self.nodes:
+            x, read = self.of.get(node), inputs_of(node)
+            if self.kind[node] != "data" or not read:
+                continue
+            if not found.keys().isdisjoint(read):
+                inputs = [found.get(other, self.of.get(other)) for other in read]
+                x = found[node] = self.call(node, inputs, self.counts)
+            if isinstance(x, Tensor) and x.numel() > 1 and bool((x == x.flatten()[0]).all()):
+                if x.dtype == torch.bool:
+                    found[node] = torch.rand(x.shape, generator=generator) < 0.5
+                elif x.is_floating_point():
+                    found[node] = torch.randn(x.shape, generator=generator).to(x.dtype)
+        return found
 
     def _place(self, values: Dict[Node, Any], rows: int, length: int) -> None:
         """Give the input of positions its value, if there is one."""

@@ -1,7 +1,7 @@
 """Small modules that cannot be read, each with the words of the line that says why."""
 
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Type
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Type
 
 import torch
 import torch.nn.functional as F
@@ -287,6 +287,26 @@ class Blocks(Words):
         assert length % 8 == 0
         x = self.embed(ids).view(rows, length // 8, 8, WIDTH)
         return self.head(x[:, :, -1:].expand_as(x).reshape(rows, length, WIDTH))
+
+
+class Seldom(Words):
+    """Tokens act on each other where numbers are large, as those of the example never are."""
+
+    def __init__(self, of: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.of = of
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        return self.head(x + self.of(x, x.amax(-1, keepdim=True) > 9))
+
+
+SELDOM: Dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "any": lambda x, large: large.any(1, keepdim=True).to(x.dtype),
+    "sum": lambda x, large: (x * large).sum(1, keepdim=True),
+    "flip": lambda x, large: (x * large).flip(1),
+    "avg_pool1d": lambda x, large: F.relu(F.avg_pool1d(x.mT, 3, 1, 1).mT - 9),
+}
 
 
 class Case(NamedTuple):

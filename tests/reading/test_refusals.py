@@ -8,12 +8,14 @@ import torch
 
 from posenc_export.reading.capture import capture
 from posenc_export.reading.causality import findings, probes
+from posenc_export.reading.properties import MIXES
 from posenc_export.reading.read import read
 from posenc_export.reading.refused import Refused
 from tests.reading.refused_modules import (
     ALL,
     BY_TRACE,
     MOST,
+    SELDOM,
     WIDTH,
     WORDS,
     LateLeak,
@@ -21,6 +23,7 @@ from tests.reading.refused_modules import (
     Placed,
     RowsCentred,
     ScaledByLength,
+    Seldom,
     Unmasked,
     Words,
 )
@@ -61,6 +64,12 @@ def test_the_page_of_refusals_has_these_messages_and_no_others() -> None:
 def test_angles_of_a_base_that_grows_with_the_length_are_refused_with_their_line() -> None:
     with pytest.raises(Refused, match=r"depends on the length.*angle.cos\(\)"):
         read(ScaledByLength(), ids(), MOST)
+
+
+@pytest.mark.parametrize("operator", SELDOM)
+def test_what_mixes_tokens_that_the_example_lacks_is_refused(operator: str) -> None:
+    with pytest.raises(Refused, match=f"{operator} {MIXES} .*refused_modules.py:.*large"):
+        read(Seldom(SELDOM[operator]), ids(), MOST)
 
 
 def test_nothing_is_found_in_a_causal_module() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from posenc_export.ops import TokenPlaces
 from posenc_export.reading import causality
 from posenc_export.reading.read import read
 from posenc_export.reading.refused import Refused
@@ -76,6 +77,20 @@ def test_every_division_into_calls_gives_what_the_module_gives(name: str) -> Non
     reading, module, x, _ = read_of_zoo(name)
     found = errors(reading, module, x)
     assert max(found.values()) <= TOLERANCE, found
+
+
+@torch.no_grad()
+def test_windows_that_reach_beyond_the_example_give_what_the_module_gives() -> None:
+    reading, module, _, _ = read_of_zoo("convolution-dilated")
+    x = torch.randint(50, (1, 64))
+    y, states = [], [cache.empty(1, 64) for cache in reading.caches]
+    for own in torch.arange(64)[None].split((20, 1, 43), 1):
+        now, states = reading(
+            x[:, own[0]], TokenPlaces(own, own, torch.arange(64)[None], own), states
+        )
+        y.append(now)
+    wanted = outputs(module, x)
+    assert (torch.cat(y, 1) - wanted).abs().max() <= TOLERANCE * wanted.abs().max()
 
 
 @pytest.mark.parametrize("name", by_name(QUICK))

@@ -132,6 +132,19 @@ class ConvolutionCut(nn.Module):
         return self.out(F.silu(y) * F.silu(z))
 
 
+@layer("convolution-dilated")
+class ConvolutionDilated(nn.Module):
+    """A convolution whose second tap is 33 tokens before, and a shift by 25."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1d = nn.Conv1d(WIDTH, WIDTH, 2, dilation=33)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv1d(F.pad(x.transpose(1, 2), (33, 0))).transpose(1, 2)
+        return F.relu(y) + F.pad(x, (0, 0, 25, 0))[:, : x.size(1)]
+
+
 @layer("convolution-before-attention", hidden=True)
 class ConvolutionBeforeAttention(Attention):
     """A convolution of three tokens on queries, keys and values of each head."""

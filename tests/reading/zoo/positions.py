@@ -164,6 +164,22 @@ class AlibiOfKeys(Attention):
         return (F.softmax(scores, dim=-1).view(B * H, T, T) @ v).view(B, H, T, D)
 
 
+@layer("alibi-beside-chunks")
+class AlibiBesideChunks(Attention):
+    """A bias by distance for two heads, chunks for the others, changed by a network of scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Linear(2 * HEADS, HEADS)
+
+    def weights(self, scores: Tensor) -> Tensor:
+        n = torch.arange(scores.size(-1))
+        chunks = torch.where(n[:, None] // 6 == n // 6, 0.0, -4.0).expand(2, -1, -1)
+        bias = torch.cat(((n - n[:, None]) * slopes()[:2, None, None], chunks))
+        both = torch.cat((scores, bias.expand_as(scores)), dim=1).permute(0, 2, 3, 1)
+        return super().weights(scores + bias + F.silu(self.mlp(both)).permute(0, 3, 1, 2))
+
+
 @layer("alibi-from-last-key")
 class AlibiFromLastKey(Attention):
     """The bias counts from the last key: it depends on the length, the weights do not."""
@@ -273,7 +289,7 @@ class Skewed(Attention):
 
 @layer("sinusoids-skewed")
 class SinusoidsSkewed(Attention):
-    """Sinusoids of the distance as keys, with two biases of the queries."""
+    """Sinusoids of the distance as keys, with two biases of the queries; tokens first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -281,14 +297,16 @@ class SinusoidsSkewed(Attention):
         self.u, self.v = (nn.Parameter(torch.randn(HEADS, SIZE) * 0.3) for _ in range(2))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        B, H, T, D = q.shape
-        turns = angles(T, WIDTH).flip(0)
+        q, k = (t.permute(2, 0, 1, 3) for t in (q, k))
+        T, B, H, D = q.shape
+        turns = torch.outer(torch.arange(T - 1, -1, -1.0), angles(2, WIDTH)[1])
         r = self.r(torch.cat((turns.sin(), turns.cos()), dim=-1)).view(T, H, D)
-        content = torch.einsum("bhid,bhjd->bhij", q + self.u[:, None], k)
-        position = torch.einsum("bhid,jhd->bhij", q + self.v[:, None], r)
-        zeros = position.new_zeros(B, H, T, 1)
-        position = torch.cat((zeros, position), dim=-1).view(B, H, T + 1, T)[:, :, 1:, :]
-        return self.weights((content + position.view_as(content)) / math.sqrt(D)) @ v
+        content = torch.einsum("ibhd,jbhd->ijbh", q + self.u, k)
+        position = torch.einsum("ibhd,jhd->ijbh", q + self.v, r)
+        zeros = position.new_zeros(T, 1, B, H)
+        position = torch.cat((zeros, position), dim=1).view(T + 1, T, B, H)[1:]
+        scores = content + position.view_as(content)
+        return self.weights(scores.permute(2, 3, 0, 1) / math.sqrt(D)) @ v
 
 
 @layer("flex-score")
