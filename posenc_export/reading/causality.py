@@ -67,7 +67,7 @@ def _rows(capture: Capture, x: Tensor, y: Tensor) -> List[str]:
     off = max(difference(apart, y), difference(other, y[2:]))
     if same(apart, y) and same(other, y[2:]):
         return []
-    return [f"rows act on each other: a row alone and in a batch differ by {off:.1e}"]
+    return [f"lets rows act on each other: a row alone and in a batch differ by {off:.1e}"]
 
 
 def _changed(x: Tensor) -> Tensor:

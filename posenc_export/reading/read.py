@@ -21,14 +21,19 @@ from posenc_export.reading.properties import MIXES, Properties
 from posenc_export.reading.refused import Refused, naming, refuse
 from posenc_export.reading.script import with_source
 from posenc_export.reading.steps import OverKeys
-from posenc_export.reading.values import Values, aten, packet
+from posenc_export.reading.values import LAYOUT, Values, aten, packet
 from posenc_export.reading.whole import Capture
 
 # What keeps ids, or all but those in the place of pictures and sounds.
-KEEPS_IDS = {
-    aten.reshape, aten.view, aten.clone, aten.flatten, aten.to, aten.where, aten.masked_fill,
-    aten.clamp, aten.alias, aten.index_put, aten.remainder,
-}  # fmt: skip
+KEEPS_IDS = LAYOUT | {
+    aten.to,
+    aten.where,
+    aten.masked_fill,
+    aten.clamp,
+    aten.index_put,
+    aten.remainder,
+}
+MOST_IDS = 2**24  # as many are caches of float32 able to hold
 PIECES = (3, 4, 5)  # tokens at which the calls of the last comparison end
 
 
@@ -249,13 +254,29 @@ def _differs(y: Tensor, expected: Tensor, what: str) -> Refused:
 
 
 def _vocabulary(captured: Capture) -> int:
-    """Return the rows of the smallest table that the ids choose from."""
+    """Return the rows of the smallest table that the ids choose from; of none, how many ids the
+    module takes.
+    """
     same_ids, tables = {captured.input}, []
     for node in captured.graph.nodes:
         if packet(node) in KEEPS_IDS and not same_ids.isdisjoint(node.all_input_nodes):
             same_ids.add(node)
         if node.target is aten.embedding.default and node.args[1] in same_ids:
             tables.append(captured.constants[node.args[0]].shape[0])
-    if not tables:
+    return int(min(tables)) if tables else 1 + _largest_id(captured)
+
+
+def _largest_id(captured: Capture) -> int:
+    """Return the largest id that the module takes."""
+    x = captured.example[:1]
+    taken, refused = int(captured.example.max()), MOST_IDS
+    while refused - taken > 1:
+        number = min(2 * taken + 1, refused - 1) if refused == MOST_IDS else (taken + refused) // 2
+        try:
+            captured.own(torch.full_like(x, number))
+            taken = number
+        except Exception:  # whatever forward raises
+            refused = number
+    if refused == MOST_IDS:
         raise Refused("expected ids that choose rows of a table, got another use of them")
-    return int(min(tables))
+    return taken

@@ -2,8 +2,10 @@
 
 import gc
 import io
+import itertools
 import logging
 import math
+import os
 import sys
 import traceback
 import warnings
@@ -32,7 +34,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from posenc_export.reading.joined import Joined, numbers_of_lengths, trace_of
 from posenc_export.reading.recurrences import Recurrences
-from posenc_export.reading.refused import Refused, joined, place, place_of_error
+from posenc_export.reading.refused import (
+    NOT_THE_PERSONS,
+    Refused,
+    joined,
+    place,
+    place_of_error,
+)
 from posenc_export.reading.whole import OneTensor, of_length
 
 FIXED = (
@@ -174,12 +182,26 @@ def short_traces(lines: bool = False) -> Iterator[None]:
             for owner, name, value in (
                 (proxy_tensor, "_extract_tensor_metadata", lambda _: None),
                 (torch.fx.config, "do_not_emit_stack_traces", not lines),
+                (torch.fx.proxy.TracerBase, "_filter_traceback_frames", _own_frames),
             ):
                 stack.enter_context(mock.patch.object(owner, name, value))
             yield
     finally:
         if collects:
             gc.enable()
+
+
+def _own_frames(_: Any, frames: traceback.StackSummary) -> traceback.StackSummary:
+    """Return the frames of forward methods, and of the functions that the last one outside torch
+    calls in its own folder, but not those of packages that it uses.
+    """
+    forward = [frame.name == "forward" for frame in frames]
+    of_modules = list(itertools.compress(frames, forward))
+    outside = [f for f in of_modules if not f.filename.startswith(NOT_THE_PERSONS)]
+    if outside:
+        last, folder = frames.index(outside[-1]), os.path.dirname(outside[-1].filename)
+        of_modules += [f for f in frames[last:] if os.path.dirname(f.filename) == folder]
+    return traceback.StackSummary.from_list(of_modules)
 
 
 @contextmanager

@@ -215,22 +215,26 @@ class HeadsApart(nn.Module):
 @specimen("encoder-is-causal", True)
 @specimen("encoder-mask", False)
 class TorchEncoder(nn.Module):
-    """nn.TransformerEncoder with the usual square mask and sinusoids added."""
+    """nn.TransformerEncoder with the usual square mask and sinusoids added; or tokens first."""
 
     def __init__(self, is_causal: bool) -> None:
         super().__init__()
         self.embed, self.is_causal = nn.Embedding(VOCABULARY, WIDTH), is_causal
-        one = nn.TransformerEncoderLayer(WIDTH, 4, 64, dropout=0.1, batch_first=True)
+        one = nn.TransformerEncoderLayer(WIDTH, 4, 64, dropout=0.1, batch_first=is_causal)
         self.encoder = nn.TransformerEncoder(one, 2, enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, VOCABULARY)
         table = torch.zeros(POSITIONS, WIDTH)
         table[:, 0::2], table[:, 1::2] = angles(64, WIDTH).sin(), angles(64, WIDTH).cos()
-        self.register_buffer("pe", table.unsqueeze(0))
+        self.register_buffer("pe", table)
 
     def forward(self, src: Tensor) -> Tensor:
-        x = self.embed(src) * math.sqrt(WIDTH) + self.pe[:, : src.size(1)]
+        pe = self.pe[: src.size(1)]
         mask = nn.Transformer.generate_square_subsequent_mask(src.size(1))
-        return self.head(self.encoder(x, mask=mask, is_causal=self.is_causal))
+        if self.is_causal:
+            x = self.embed(src) * math.sqrt(WIDTH) + pe
+            return self.head(self.encoder(x, mask=mask, is_causal=True))
+        x = self.embed(src.t()) * math.sqrt(WIDTH) + pe[:, None]
+        return self.head(self.encoder(x, mask)).transpose(0, 1)
 
 
 @specimen("multihead-bool", False)
@@ -367,6 +371,24 @@ class PaddingEye(nn.Module):
         return self.head((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
+@specimen("documents")
+class Documents(nn.Module):
+    """Token 0 begins a document, whose tokens see one another alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.qkv = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        document = (ids == 0).cumsum(1)
+        seen = document[:, None, :, None].eq(document[:, None, None]).tril()
+        q, k, v = self.qkv(self.embed(ids)).unflatten(-1, (3, HEADS, SIZE)).unbind(2)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        return self.head(y.transpose(1, 2).flatten(2))
+
+
 @specimen("keys-shared-by-layers")
 class SharedKeys(nn.Module):
     """The second layer attends with keys and values of the first; both are checkpointed."""
@@ -411,12 +433,22 @@ class WaveNet(nn.Module):
         return self.out(x).transpose(1, 2)
 
 
-@specimen("sequential")
-class Chain(nn.Sequential):
-    """nn.Sequential of an embedding, a layer and a head."""
+class OneHot(nn.Linear):
+    """A table that ids choose rows of by a product."""
 
     def __init__(self) -> None:
-        super().__init__(nn.Embedding(VOCABULARY, WIDTH), Attention(), nn.Linear(WIDTH, VOCABULARY))
+        super().__init__(VOCABULARY, WIDTH, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(F.one_hot(ids, VOCABULARY).float())
+
+
+@specimen("sequential")
+class Chain(nn.Sequential):
+    """nn.Sequential of a table, a layer and a head."""
+
+    def __init__(self) -> None:
+        super().__init__(OneHot(), Attention(), nn.Linear(WIDTH, VOCABULARY))
 
 
 @specimen("ids-of-pictures")
