@@ -388,6 +388,13 @@ def test_unscaled_scores_match_eager(variant: str, target: str, tmp_path: Path) 
     _passes(replace(config, attention=replace(config.attention, scale=1.0)), target, tmp_path)
 
 
+def test_counts_of_rotated_keys_match_eager_behind_every_start(tmp_path: Path) -> None:
+    config = block("rope", max_positions=100)
+    encodings = ({"name": "rope"}, {"name": "cope"})
+    attention = replace(config.attention, encodings=encodings)
+    export(sources(replace(config, attention=attention)), "ort", tmp_path / "a", verify="quick")
+
+
 @pytest.mark.parametrize(
     ("variant", "target"),
     _each(

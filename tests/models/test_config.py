@@ -185,6 +185,10 @@ BAD_ATTENTION = {
         {"encodings": ({"name": "shaw"}, {"name": "cope"})},
         "at most one encoding that overrides rescore, got Shaw and CoPE",
     ),
+    "scaled beside content": (
+        {"encodings": ({"name": "t5"}, {"name": "shaw"})},
+        "no encoding that scales scores with Shaw, which computes them itself, got T5",
+    ),
     "rows beside longer keys": (
         {"encodings": ({"name": "deberta"}, {"name": "rope_longrope"})},
         "no encoding with RoPELongRoPE that needs its size of keys, got DeBERTa",

@@ -10,6 +10,8 @@ from posenc_export import ops
 from posenc_export.encodings.shared.base import Oracle, PositionEncoding, Seen, StateSpec
 from posenc_export.shared.refusal import refusal
 
+SIZE = 64  # of a head, for which scales are compared
+
 
 def parts_of(encoding: PositionEncoding) -> List[PositionEncoding]:
     """The parts of a combined encoding; another encoding itself."""
@@ -63,6 +65,18 @@ def _check_sizes(parts: Sequence[PositionEncoding]) -> None:
             raise refusal("encodings", rule, names[0], "leave one out")
 
 
+def _check_scale(parts: Sequence[PositionEncoding]) -> None:
+    """Raise ValueError if a part scales scores otherwise than by 1 / sqrt(D), which another one
+    computes itself.
+    """
+    scaling = [part for part in parts if part.score_scale(SIZE) != SIZE**-0.5]
+    computing = [p for p in parts if overrides(p, "rescore") and p not in scaling]
+    if scaling and computing:
+        rule = f"no encoding that scales scores with {type(computing[0]).__name__}, which computes "
+        got = type(scaling[0]).__name__
+        raise refusal("encodings", f"{rule}them itself", got, "leave one out")
+
+
 def _of_scores(part: PositionEncoding) -> bool:
     return overrides(part, "bias", "rescore", "observe")
 
@@ -92,6 +106,7 @@ class Combined(PositionEncoding):
             if len(both) > 1:
                 rule = f"at most one encoding that overrides {hooks[0]}"
                 raise refusal("encodings", rule, " and ".join(both), "leave one out")
+        _check_scale(parts)
         _check_sizes(parts)
         self.grid_bias = any(part.grid_bias for part in parts)
         if self.grid_bias and not all(part.grid_bias for part in parts if _of_scores(part)):

@@ -76,9 +76,11 @@ def wave_products(op: Builder, node: graph.WaveProducts) -> ir.Value:
 
 
 def rows_at_counts(op: Builder, node: graph.RowsAtCounts) -> ir.Value:
-    """Count only the last keys of a cache if that is enough."""
+    """Count only the last keys of a cache if that is enough. Fused attention would cache rotated
+    keys by slot, but queries are rotated by position here.
+    """
     append = graph.Append.of(node.keys)
-    if append is None or op.dtype != "float32":
+    if append is None or op.dtype != "float32" or graph.Rotate.of(append.new):
         return content.rows_at_counts(op, node)
     node.node.replace_input_with(1, None)  # no longer a reader of the cache
     return content.rows_at_last_counts(op, node, append, *ort_slots.written(op, append))
