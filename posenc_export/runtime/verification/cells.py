@@ -155,9 +155,9 @@ def cells_of(manifest: Manifest, expected: Expected, level: Level) -> Iterator[C
         yield from long_cells(manifest, expected.long)
     for rows in sorted(grid_inputs.BATCHES, reverse=True)[: 2 if level is Level.WHOLE else 1]:
         case = expected.case.rows(rows)
-        starts = [case.start] if isinstance(case.start, int) else case.start
-        named = ", ".join(map(str, starts)) if len({*starts}) > 1 else f"{starts[0]}"
-        name = f"batch {rows}, start{'s' * (len({*starts}) > 1)} {named}"
+        several = len({*case.starts}) > 1
+        starts = ", ".join(map(str, case.starts)) if several else f"{case.starts[0]}"
+        name = f"batch {rows}, start{'s' if several else ''} {starts}"
         yield from _case_cells(manifest, name, case, level)
     for name, (attributes, full) in expected.attribute_cases.items():
         if level >= Level.QUICK:

@@ -53,6 +53,11 @@ class Case:
     # Second output for `tokens`, [B,N] or [B,L,N], if the model has one.
     readout: Optional[np.ndarray] = None
 
+    @property
+    def starts(self) -> Sequence[int]:
+        """Position of the first token of each row, or the one of all rows."""
+        return [self.start] if isinstance(self.start, int) else self.start
+
     def rows(self, count: int) -> "Case":
         """Return the case of the first `count` rows."""
         return dataclasses.replace(
