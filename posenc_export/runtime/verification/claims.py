@@ -15,7 +15,7 @@ import z3
 from posenc_export.runtime.artefact.records import Places
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.runtime.graphs.onnx_files import load_errors
-from posenc_export.runtime.graphs.onnx_nodes import Constant, Node
+from posenc_export.runtime.graphs.onnx_nodes import Node
 from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.any_call import AnyCall
 from posenc_export.runtime.verification.integer_graph import Findings, IntegerPart, Use, evaluated
@@ -280,10 +280,11 @@ class Claims:
         pairs.append((described.of_tokens(self.manifest), self.places.tokens))
         return any(len(encodings) > 1 or encodings and not rows for encodings, rows in pairs)
 
-    def _of_table(self, value: Value, table: Constant) -> None:
+    def _of_table(self, value: Value, table: str) -> None:
         """Prove which row of a table is read, and that the table has it."""
-        rows, index = table.shape[0] if table.shape else 1, value.entry
-        of_table = replace(value, place=f"{value.place} of {table.name}"[:128])
+        stored, index = self.part.graph.constants.get(table), value.entry
+        rows = ((stored or self.values.get(table)).shape or (1,))[0]
+        of_table = replace(value, place=f"{value.place} of {table}"[:128])
         if isinstance(index, Score):
             raise Untranslated("an index that is no integer")
         if not isinstance(index, int):
@@ -302,7 +303,7 @@ class Claims:
         of_one = long and not value.of_pairs and UNKNOWN not in value.axes
         if of_one and (not rules or self._silent(readers)):
             rules = [*rules, *self._positions(value.axes)]
-        if (level := table.name.rpartition(".")[2]) in LEVELS:
+        if (level := table.rpartition(".")[2]) in LEVELS:
             of = "//" if level == LEVELS[0] else "%"
             rules = [f"({rule}) {of} {FINE}" for rule in rules or self._positions(value.axes)]
         self._identified(of_table, rules)

@@ -53,8 +53,8 @@ class IntegerPart:
     nodes: List[Node] = field(default_factory=list)  # nodes of the part, in order
     # Readers of each value that leaves the part
     uses: Dict[str, List[Use]] = field(default_factory=dict)
-    # Constant and index of each Gather from a constant in the part, by name of the index
-    tables: Dict[str, List[Constant]] = field(default_factory=dict)
+    # By name of an index, the tables, alike in all calls, of each Gather in the part
+    tables: Dict[str, List[str]] = field(default_factory=dict)
     # Names of other values of which the part reads the shape, and whether they are embedded tokens
     # [B,S,E]
     free: Dict[str, bool] = field(default_factory=dict)
@@ -134,10 +134,10 @@ def integer_part(whole: Nodes) -> IntegerPart:
                 part.free[node.inputs[0]] = node.inputs[0] in embedded
         if node.operator in SIZES or varying.intersection(node.inputs):
             varying.update(node.outputs)
-        if node.operator in ("Gather", "GatherND") and node.inputs[0] in graph.constants:
-            stored = graph.constants[node.inputs[0]]
-            if node.inputs[1] in varying and stored.shape != (1,):
-                part.tables.setdefault(node.inputs[1], []).append(stored)
+        if node.operator in ("Gather", "GatherND") and node.inputs[0] not in varying:
+            stored = graph.constants.get(node.inputs[0])
+            if node.inputs[1] in varying and (stored is None or stored.shape != (1,)):
+                part.tables.setdefault(node.inputs[1], []).append(node.inputs[0])
     for name in graph.outputs:
         if name in varying and name in known:
             part.uses.setdefault(name, []).append(Use(f"output {name}", -1))

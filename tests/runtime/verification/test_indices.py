@@ -367,6 +367,7 @@ FAULTS: Dict[str, Any] = {
         through("TensorScatter", 2, TensorProto.FLOAT16), 4000),
     "slots of counted keys shift": ("cope", "ort", "causal", late("TensorScatter", 2, 20)),
     "offsets in windows shift": ("swin", "onnx", "causal", late("Gather", 1, 300)),
+    "offsets to computed rows shift": ("swin_v2", "onnx", "causal", late("Gather", 1, 300)),
     "rows in bfloat16": ("learned", "onnx", "causal", through("Gather", 1, TensorProto.BFLOAT16)),
     # Slots are floats there, which have gaps behind 2^24.
     "distances in float32": ("shaw", "ort", "causal", lambda graph: None, (1 << 24) + 2),
