@@ -24,33 +24,16 @@ PROGRAMS = {
     "decode_openvino.py": ("openvino", "ort"),
     "decode_tract.py": ("tract", "onnx"),
 }
-LETTERS = {
-    "batch_size": "B", "sequence_length": "S", "total_sequence_length": "T",
-    "encoder_sequence_length": "Q", "logits_count": "R", "width": "E",
-}  # fmt: skip
 
 
 def inputs_page() -> str:
     """Return the text of docs/runtimes/inputs.md."""
     outputs, said = dict(graph_inputs.OUTPUTS), graph_inputs.OF_MODULE
     outputs["output"] += f" Of a module of your own: {said[0].lower()}{said[1:]}"
-    page = jinja2.Template(
-        marked.text("inputs"),
-        trim_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-    )
+    page = jinja2.Template(marked.text("inputs"), trim_blocks=True, keep_trailing_newline=True)
     inputs = {**graph_inputs.INPUTS, **graph_inputs.OF_ENCODER}
-    shapes = {name: shape(row) for name, row in inputs.items()}
     of_states = {"updates": graph_inputs.UPDATES, "positions": graph_inputs.POSITIONS}
-    return str(page.render(inputs=inputs, shapes=shapes, outputs=outputs, **of_states))
-
-
-def shape(row: graph_inputs.GraphInput) -> str:
-    """Return dtype and axes of an input as text, such as "int64 [B,S]"."""
-    letters = [",".join(LETTERS.get(str(axis), str(axis)) for axis in form) for form in row.forms]
-    letters += [f"1+A,{letters[0]}"] if row.planes else []
-    return f"{row.dtype} [{'] or ['.join(letters)}]"
+    return str(page.render(inputs=inputs, outputs=outputs, **of_states))
 
 
 def programs() -> List[str]:

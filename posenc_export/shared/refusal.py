@@ -1,6 +1,12 @@
 """The form of messages about values that do not follow a rule."""
 
 
+def expect(holds: bool, rule: str, got: object) -> None:
+    """Raise the ValueError `expected rule, got got` unless a rule holds. Callers say where."""
+    if not holds:
+        raise ValueError(f"expected {rule}, got {got}")
+
+
 def refusal(where: str, rule: str, got: object, remedy: str = "") -> ValueError:
     """Return the ValueError `where: expected rule, got got; remedy`."""
     return ValueError(f"{where}: expected {rule}, got {got}" + (f"; {remedy}" if remedy else ""))

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import BinaryIO, Callable, Dict, Iterator, List, Mapping, Optional
 
 from posenc_export.shared.foreign import brief
+from posenc_export.shared.refusal import expect
 
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip archive can store
 MOST = 1 << 16  # entries; a deep model with experts has about 20,000
@@ -50,9 +51,8 @@ def read_checked(
     """
     with _opened(stream, is_tensor if compressed else None) as archive:
         for info in archive.infolist():
-            if info.file_size > LONGEST and not is_tensor(info.filename):
-                rule = f"{info.filename[:80]!r} with at most {LONGEST} bytes"
-                raise ValueError(f"expected {rule}, got {info.file_size}")
+            holds = info.file_size <= LONGEST or is_tensor(info.filename)
+            expect(holds, f"{info.filename[:80]!r} with at most {LONGEST} bytes", info.file_size)
         return {info.filename: archive.read(info) for info in archive.infolist()}
 
 
@@ -80,9 +80,8 @@ class _Bounded:
         self.most: Optional[int] = DIRECTORY
 
     def read(self, size: int = -1) -> bytes:
-        if self.most is not None and size > self.most:
-            rule = f"a zip archive with a directory of at most {self.most} bytes"
-            raise ValueError(f"expected {rule}, got {size}")
+        rule = f"a zip archive with a directory of at most {self.most} bytes"
+        expect(self.most is None or size <= self.most, rule, size)
         return self._read(size)
 
 
@@ -90,29 +89,24 @@ def _check(
     infos: List[zipfile.ZipInfo], size: int, stored: Optional[Callable[[str], bool]]
 ) -> None:
     """stored: whether the entry of a name must be uncompressed; None if all must."""
-    if len(infos) > MOST:
-        raise ValueError(f"expected at most {MOST} entries, got {len(infos)}")
-    names, unpacked = set(), 0
+    expect(len(infos) <= MOST, f"at most {MOST} entries", len(infos))
+    names, unpacked, total = set(), 0, 0
     for info in infos:
-        name, rule, got = repr(info.filename[:80]), "", ""
-        if info.filename in names:
-            rule, got = "unique names of entries", f"{name} twice"
-        elif info.compress_type == zipfile.ZIP_DEFLATED and stored and not stored(info.filename):
-            unpacked += info.file_size
-        elif info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-            rule = "entries that are stored without compression"
-            got = f"{name} with {info.compress_size} bytes for {info.file_size}"
-        elif not 0 <= info.header_offset <= size - HEADER - info.file_size:
-            rule, got = "entries inside the file", f"{name} at byte {info.header_offset} of {size}"
-        if rule:
-            raise ValueError(f"expected {rule}, got {got}")
+        name, offset = repr(info.filename[:80]), info.header_offset
+        expect(info.filename not in names, "unique names of entries", f"{name} twice")
         names.add(info.filename)
-    if unpacked > UNPACKED:
-        raise ValueError(f"expected at most {UNPACKED} bytes of packed entries, got {unpacked}")
-    total = sum(info.file_size for info in infos) - unpacked
-    if total > size:
-        rule = f"entries that are together at most as large as the file of {size} bytes"
-        raise ValueError(f"expected {rule}, got {total} bytes")
+        if info.compress_type == zipfile.ZIP_DEFLATED and stored and not stored(info.filename):
+            unpacked += info.file_size
+            continue
+        plain = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
+        got = f"{name} with {info.compress_size} bytes for {info.file_size}"
+        expect(plain, "entries that are stored without compression", got)
+        inside = 0 <= offset <= size - HEADER - info.file_size
+        expect(inside, "entries inside the file", f"{name} at byte {offset} of {size}")
+        total += info.file_size
+    expect(unpacked <= UNPACKED, f"at most {UNPACKED} bytes of packed entries", unpacked)
+    rule = f"entries that are together at most as large as the file of {size} bytes"
+    expect(total <= size, rule, f"{total} bytes")
 
 
 def packed(entries: Mapping[str, bytes]) -> bytes:

@@ -11,11 +11,12 @@ torch/export/_unlift.py.
 
 import json
 import re
-from typing import Annotated, Any, Dict, List, Literal, Mapping, NoReturn, Optional, Tuple
+from typing import Annotated, Any, Dict, List, Literal, Mapping, Optional, Tuple
 
 import msgspec
 
 from posenc_export.shared.foreign import FOREIGN, brief
+from posenc_export.shared.refusal import expect
 
 SAMPLES, PROGRAM = "data/sample_inputs/model.pt", "models/model.json"
 CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
@@ -100,14 +101,12 @@ def check(entries: Mapping[str, bytes]) -> None:
     inside = {name[len(root) :]: part for name, part in entries.items() if name.startswith(root)}
     known = {SAMPLES, PROGRAM, *CONFIGS, *OTHERS, *filter(ENTRY.fullmatch, inside)}
     for name in sorted(entries):
-        if not name.startswith(root) or name[len(root) :] not in known:
-            _refuse("only entries for a program and its tensors", repr(name)[:80])
+        holds = name.startswith(root) and name[len(root) :] in known
+        expect(holds, "only entries for a program and its tensors", repr(name)[:80])
     for name in (SAMPLES, PROGRAM, *CONFIGS):
-        if name not in inside:
-            _refuse(f"an entry {name}", "none")
-    if inside[SAMPLES]:
-        got = f"{len(inside[SAMPLES])} bytes, which torch would unpickle"
-        _refuse(f"{SAMPLES} to be empty", got)
+        expect(name in inside, f"an entry {name}", "none")
+    got = f"{len(inside[SAMPLES])} bytes, which torch would unpickle"
+    expect(not inside[SAMPLES], f"{SAMPLES} to be empty", got)
     for name in CONFIGS:
         _check_payloads(name, _parsed(name, inside[name]), inside)
     _check_program("program", "", _parsed(PROGRAM, inside[PROGRAM]))
@@ -115,10 +114,6 @@ def check(entries: Mapping[str, bytes]) -> None:
 
 def _root(entries: Mapping[str, bytes]) -> str:
     return next(iter(entries), "").split("/")[0] + "/"
-
-
-def _refuse(rule: str, got: str) -> NoReturn:
-    raise ValueError(f"expected {rule}, got {got}")
 
 
 def _parsed(name: str, content: bytes, hook: Any = None) -> Any:
@@ -130,30 +125,30 @@ def _parsed(name: str, content: bytes, hook: Any = None) -> Any:
 
 def _check_payloads(name: str, content: Any, entries: Mapping[str, bytes]) -> None:
     """Check that every tensor is stored as plain bytes in an entry of the archive."""
-    payloads = content.get("config") if isinstance(content, dict) else None
-    if not isinstance(payloads, dict):
-        _refuse(f"a table of tensors in {name}", "none")
+    payloads: Any = content.get("config") if isinstance(content, dict) else None
+    expect(isinstance(payloads, dict), f"a table of tensors in {name}", "none")
     for key, payload in payloads.items():
         path = payload.get("path_name") if isinstance(payload, dict) else None
         stored = f"{name.rsplit('/', 1)[0]}/{path}"
-        if not isinstance(path, str) or not PAYLOAD.fullmatch(path) or stored not in entries:
-            _refuse(f"{name} to name an entry of the archive for each tensor", repr(path)[:80])
+        holds = isinstance(path, str) and PAYLOAD.fullmatch(path) and stored in entries
+        rule = f"{name} to name an entry of the archive for each tensor"
+        expect(bool(holds), rule, repr(path)[:80])
         meta = payload.get("tensor_meta")
-        if payload.get("use_pickle") is not False or not isinstance(meta, dict):
-            _refuse(f"tensors as plain bytes, described in {name}", f"a pickle for {key!r}"[:120])
+        holds = payload.get("use_pickle") is False and isinstance(meta, dict)
+        rule = f"tensors as plain bytes, described in {name}"
+        expect(holds, rule, f"a pickle for {key!r}"[:120])
         sizes = meta.get("sizes")
-        if not entries[stored] and not (isinstance(sizes, list) and {"as_int": 0} in sizes):
-            got = f"an empty entry for {key!r}, which torch would fill with zeros"
-            _refuse(f"the bytes of each tensor in {name}", got[:120])
+        holds = entries[stored] or (isinstance(sizes, list) and {"as_int": 0} in sizes)
+        got = f"an empty entry for {key!r}, which torch would fill with zeros"
+        expect(bool(holds), f"the bytes of each tensor in {name}", got[:120])
         _check_program(name, "", payload)
 
 
 def _check_program(where: str, key: str, node: Any, depth: int = 0) -> None:
     """Check every string of a JSON value, by the rule for the key of the object that holds it."""
-    if depth > DEEPEST:
-        _refuse(f"at most {DEEPEST} nested levels in {where}", "more")
+    expect(depth <= DEEPEST, f"at most {DEEPEST} nested levels in {where}", "more")
     if node and key in EMPTY:
-        _refuse(f"{key} of {where} to be empty", repr(node)[:80])
+        raise ValueError(f"expected {key} of {where} to be empty, got {node!r:.80}")
     if isinstance(node, dict):
         for name, value in node.items():
             _check_text(where, "name", name)
@@ -180,7 +175,7 @@ def _check_text(where: str, key: str, text: str) -> None:
         passes = (VERSION if key == "torch_version" else WORD).fullmatch(text) is not None
     if not passes:
         rule = f"{key or 'a string'} of {where} to be a name, a size or an ATen operator"
-        _refuse(rule, repr(text)[:120])
+        raise ValueError(f"expected {rule}, got {text!r:.120}")
 
 
 def _is_size(text: str) -> bool:

@@ -22,6 +22,7 @@ from posenc_export.runtime.artefact.graph_inputs import (
     W,
 )
 from posenc_export.runtime.artefact.schema import TARGETS, Axis, Manifest, State, Value
+from posenc_export.shared.refusal import expect
 
 WEIGHTS = "model.onnx.data"  # external data of an ONNX graph: concatenated tensors
 # Names of a state as input and output, each followed by the name of the state in its layer
@@ -40,12 +41,6 @@ OUTPUTS = {
     "block": ["output"],
     "module": ["output", "logits", HIDDEN, KEYS_AND_VALUES],
 }
-
-
-def expect(holds: bool, rule: str, got: Any) -> None:
-    """Raise ValueError unless a rule holds."""
-    if not holds:
-        raise ValueError(f"expected {rule}, got {got}")
 
 
 def one_of(where: str, got: Any, *allowed: Any) -> None:
