@@ -264,13 +264,3 @@ def test_prompts_of_another_form_are_refused_in_one_line(content: Any, tmp_path:
     _write(tmp_path, session_text.PROMPTS, content)
     with pytest.raises(ValueError, match=r"^embed: expected [^\n]*; correct it in the checkpoint"):
         session_text._prompt(tmp_path, None)
-
-
-@pytest.mark.parametrize(
-    "cut", [5, [], {}, *({"max_length": most} for most in ("5", None, -1))], ids=str
-)
-def test_a_cut_of_another_form_is_refused_in_one_line(cut: Any, tmp_path: Path) -> None:
-    _write(tmp_path, "tokenizer.json", {"truncation": cut})
-    model = SimpleNamespace(folder=tmp_path, manifest=SimpleNamespace(max_positions=9))
-    with pytest.raises(ValueError, match=r"^embed: expected [^\n]*; correct it in the checkpoint"):
-        session_text.longest(model)

@@ -107,8 +107,8 @@ class BytePieces:
 
 
 def read_tokenizer(content: bytes, most: Optional[int] = None) -> Any:
-    """Return the tokenizer of the bytes of tokenizer.json. Its settings of truncation and padding,
-    which are of a training script, only say which end of a text is cut. Arguments and errors as
+    """Return the tokenizer of the bytes of tokenizer.json, without its settings of padding, which
+    are of a training script. Those of truncation hold below `most`. Arguments and errors as
     `codec`.
     """
     from tokenizers import Tokenizer
@@ -121,7 +121,8 @@ def read_tokenizer(content: bytes, most: Optional[int] = None) -> Any:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if most is not None:
-        tokenizer.enable_truncation(most, direction=settings.get("direction", "right"))
+        length, direction = settings.get("max_length", most), settings.get("direction", "right")
+        tokenizer.enable_truncation(min(most, length), direction=direction)
     return tokenizer
 
 
@@ -147,12 +148,13 @@ def check_tokenizer(content: bytes) -> None:
 
 class TokenizerCodec:
     """Encoder of text to token ids by tokenizer.json of an artefact folder, with a decoder for each
-    row. most: as for `codec`.
+    row. most: as for `codec`; as an attribute, the length of what it cuts.
     """
 
     def __init__(self, folder: Path, most: Optional[int] = None) -> None:
         content = (files.locate(folder) / "tokenizer.json").read_bytes()
         self.tokenizer = read_tokenizer(content, most)
+        self.most: Optional[int] = (self.tokenizer.truncation or {}).get("max_length")
         self._bytes: Dict[int, bytes] = {}
 
     def encode(self, text: str, special: bool = True) -> List[int]:
@@ -244,6 +246,8 @@ def _spelled(content: bytes) -> str:
 class ByteCodec:
     """Codec of models whose token ids are UTF-8 bytes."""
 
+    most: Optional[int] = None
+
     def encode(self, text: str, special: bool = True) -> List[int]:
         return list(_bytes(text))
 
@@ -268,9 +272,9 @@ Codec = Union[TokenizerCodec, ByteCodec]
 
 
 def codec(folder: Path, manifest: Manifest, most: Optional[int] = None) -> Codec:
-    """Return the codec of an artefact, which cuts texts to `most` tokens if given. Raise ValueError
-    without a tokenizer or 256 token ids, or if it cannot be read, ModuleNotFoundError without
-    tokenizers.
+    """Return the codec of an artefact. With `most`, a tokenizer cuts texts to that many tokens, or
+    to fewer if its settings say so. Raise ValueError without a tokenizer or 256 token ids, or if it
+    cannot be read, ModuleNotFoundError without tokenizers.
     """
     if "tokenizer.json" in manifest.files:
         return TokenizerCodec(folder, most)

@@ -5,10 +5,10 @@ are continued in pieces of whole characters, and texts of similar length are emb
 import functools
 import os
 from pathlib import Path
-from typing import Annotated, Any, Dict, Generator, List, Mapping, Optional, Sequence, Union
+from typing import Any, Dict, Generator, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from posenc_export.runtime.artefact.chat_template import ChatCodec, Message, needed_chat_codec
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -204,6 +204,12 @@ class Model:
         return embed(self, rows_of(self, texts, prompt), batch)
 
     @functools.cached_property
+    def cutting_tokenizer(self) -> Codec:
+        """The tokenizer, which cuts texts to the maximal length of the checkpoint."""
+        folder = self._folder("a tokenizer")
+        return codec(folder, self.manifest, int(self.manifest.max_positions))
+
+    @functools.cached_property
     def _chat_codec(self) -> ChatCodec:
         return self._codec_of_chat({})
 
@@ -372,18 +378,6 @@ def messages_of(content: Union[str, Sequence[Message]]) -> Sequence[Message]:
     return content
 
 
-class Truncation(Struct):
-    """How a tokenizer.json cuts texts."""
-
-    max_length: Annotated[int, Meta(ge=0)]
-
-
-class Tokenizer(Struct):
-    """What is read of a tokenizer.json."""
-
-    truncation: Optional[Truncation] = None
-
-
 class Settings(Struct):
     """What is read of PROMPTS."""
 
@@ -397,8 +391,8 @@ def rows_of(model: Any, texts: Sequence[str], prompt: Optional[str] = None) -> L
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise refusal("embed", "a list of texts", short_repr(texts), "put one text into a list")
     begin = _prompt(model.folder, prompt)
-    tokenizer = codec(model.folder, model.manifest, longest(model))
-    return [np.array(tokenizer.encode(begin + text), np.int64) for text in texts]
+    encode = model.cutting_tokenizer.encode
+    return [np.array(encode(begin + text), np.int64) for text in texts]
 
 
 def embed(model: Any, rows: Sequence[np.ndarray], batch: int = BATCH) -> np.ndarray:
@@ -428,12 +422,7 @@ def check_embeds(manifest: Manifest) -> None:
 
 def longest(model: Any) -> int:
     """Return the tokens at which the tokenizer cuts a text; the range of positions otherwise."""
-    path, most = model.folder / "tokenizer.json", int(model.manifest.max_positions)
-    if not path.is_file():
-        return most
-    content = json_of("embed", path.name, path.read_bytes(), AGAIN)
-    cut = typed("embed", path.name, content, Tokenizer, AGAIN).truncation
-    return most if cut is None else min(most, cut.max_length)
+    return model.cutting_tokenizer.most or int(model.manifest.max_positions)
 
 
 def groups(lengths: Sequence[int], batch: int) -> List[List[int]]:

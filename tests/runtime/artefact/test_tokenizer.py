@@ -206,8 +206,10 @@ def test_a_text_is_cut_at_the_end_that_the_settings_name(direction: str, tmp_pat
     content, ids = json.loads(byte_level().to_str()), byte_level().encode(TEXT).ids
     cut = {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": direction}
     (tmp_path / "tokenizer.json").write_text(json.dumps({**content, "truncation": cut}))
-    kept = ids[-5:] if direction == "Left" else ids[:5]
-    assert TokenizerCodec(tmp_path, most=5).encode(TEXT) == kept
+    for most, length in ((5, 3), (2, 2)):
+        codec = TokenizerCodec(tmp_path, most)
+        assert codec.encode(TEXT) == (ids[-length:] if direction == "Left" else ids[:length])
+        assert codec.most == length
 
 
 @pytest.mark.parametrize("length", [1, 5, 40])
