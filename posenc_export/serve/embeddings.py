@@ -12,7 +12,7 @@ from pydantic import Field
 from starlette.requests import ClientDisconnect
 
 from posenc_export.runtime.session import errors
-from posenc_export.runtime.session.model import Model, check_model, embed, longest, rows_of
+from posenc_export.runtime.session.model import Model, check_embeds, embed, longest, rows_of
 from posenc_export.serve import http
 from posenc_export.serve.access import Access, http_error
 from posenc_export.serve.protocol import FAST, Fields, Ids
@@ -47,7 +47,7 @@ class Embedder:
     """
 
     def __init__(self, name: str, model: Model, limits: Limits) -> None:
-        check_model(model)
+        check_embeds(model.manifest)
         self.name, self.model, self.limits, self.created = name, model, limits, int(time.time())
         self.waiting = 0
         self._turn = asyncio.Lock()

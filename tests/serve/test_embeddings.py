@@ -129,9 +129,6 @@ def test_the_key_guards_embeddings_and_models_but_not_health(client: TestClient)
         )
 
 
-def test_a_model_without_embeddings_is_refused_before_it_is_served(model: Model) -> None:
-    with pytest.raises(
-        ValueError,
-        match="expected an artefact with output sentence_embedding, got a module in memory",
-    ):
+def test_a_module_in_memory_is_refused_before_it_is_served(model: Model) -> None:
+    with pytest.raises(ValueError, match="expected the folder of an artefact for a tokenizer"):
         application("tiny", Model(model.graph), Limits())

@@ -209,12 +209,6 @@ OF_ENCODER: Dict[str, GraphInput] = {
 }
 
 
-def after_tokens(manifest: Manifest) -> Dict[str, List[Value]]:
-    """Return the inputs that may follow the first one, by name, each with its allowed forms."""
-    rows = AFTER_TOKENS.items()
-    return {name: row.values(name, manifest) for name, row in rows if row.belongs(manifest)}
-
-
 def fill(manifest: Manifest, tokens: PaddedTokens) -> Dict[str, np.ndarray]:
     """Return the inputs of a call by name, without those of an encoder."""
     filled = {manifest.inputs[0].name: tokens.x}

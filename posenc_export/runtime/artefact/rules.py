@@ -144,10 +144,11 @@ def _check_ends(manifest: Manifest) -> None:
 
 
 def _check_inputs(manifest: Manifest) -> None:
-    allowed, names = graph_inputs.after_tokens(manifest), []
+    inputs, names = graph_inputs.AFTER_TOKENS, []
+    allowed = [name for name, row in inputs.items() if row.belongs(manifest)]
     for index, value in enumerate(manifest.inputs[1:], 1):
         one_of(f"inputs[{index}]", value.name, *allowed)
-        one_of(f"inputs[{index}]", value, *allowed[value.name])
+        one_of(f"inputs[{index}]", value, *inputs[value.name].values(value.name, manifest))
         names.append(value.name)
     if manifest.in_torch:
         wanted = ["token_type_ids"] if manifest.segments else []

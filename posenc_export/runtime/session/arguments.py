@@ -70,8 +70,8 @@ class Prompt:
         """Yield the tokens to feed at a time, at most `most` of each row if that is not 0, if the
         first row has index `first`.
         """
-        counts, keep = self.tokens.counts, self.logits_to_keep
-        tokens = self.tokens._replace(rows=slice(first, first + len(counts)))
+        tokens, counts, keep = self.tokens, self.tokens.counts, self.logits_to_keep
+        rows = slice(first, first + len(counts))
         most, longest = min(self.chunk, most or self.chunk), int(counts.max())
         for begin in range(0, longest, most):
             end = min(begin + most, longest)
@@ -81,7 +81,7 @@ class Prompt:
                 requested = np.clip(keep - np.maximum(counts - end, 0), 0, inside)
                 columns = np.maximum(keep - counts + begin, 0)
             part = tokens.part(0, len(counts), slice(begin, end))
-            yield part._replace(counts=inside, requested=requested, columns=columns)
+            yield RowTokens(rows, part.x, inside, requested, part.planes, columns)
 
     def outputs(self, value: Value) -> np.ndarray:
         """Return memory for the outputs of the requested tokens [B,S,*] with zeros at padding; with

@@ -387,11 +387,11 @@ class Settings(Struct):
 
 def rows_of(model: Any, texts: Sequence[str], prompt: Optional[str] = None) -> List[np.ndarray]:
     """Return the token ids of each text, cut to the maximal length. Raise as Model.embed."""
-    check_model(model)
+    check_embeds(model.manifest)
+    encode = model.cutting_tokenizer.encode
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise refusal("embed", "a list of texts", short_repr(texts), "put one text into a list")
     begin = _prompt(model.folder, prompt)
-    encode = model.cutting_tokenizer.encode
     return [np.array(encode(begin + text), np.int64) for text in texts]
 
 
@@ -403,14 +403,6 @@ def embed(model: Any, rows: Sequence[np.ndarray], batch: int = BATCH) -> np.ndar
     for indices in groups([len(row) for row in rows], batch):
         embeddings[indices] = session.read_out([rows[index] for index in indices])
     return embeddings
-
-
-def check_model(model: Any) -> None:
-    """Raise ValueError unless a model comes from an artefact with sentence embeddings."""
-    check_embeds(model.manifest)
-    if model.folder is None:
-        rule, remedy = f"an artefact with output {OUTPUT}", "export it, and load the folder"
-        raise refusal("embed", rule, "a module in memory", remedy)
 
 
 def check_embeds(manifest: Manifest) -> None:
