@@ -130,17 +130,17 @@ def _check_payloads(name: str, content: Any, entries: Mapping[str, bytes]) -> No
     for key, payload in payloads.items():
         path = payload.get("path_name") if isinstance(payload, dict) else None
         stored = f"{name.rsplit('/', 1)[0]}/{path}"
-        holds = isinstance(path, str) and PAYLOAD.fullmatch(path) and stored in entries
+        named = isinstance(path, str) and PAYLOAD.fullmatch(path) is not None
         rule = f"{name} to name an entry of the archive for each tensor"
-        expect(bool(holds), rule, repr(path)[:80])
+        expect(named and stored in entries, rule, repr(path)[:80])
         meta = payload.get("tensor_meta")
-        holds = payload.get("use_pickle") is False and isinstance(meta, dict)
+        plain = payload.get("use_pickle") is False and isinstance(meta, dict)
         rule = f"tensors as plain bytes, described in {name}"
-        expect(holds, rule, f"a pickle for {key!r}"[:120])
+        expect(plain, rule, f"a pickle for {key!r}"[:120])
         sizes = meta.get("sizes")
-        holds = entries[stored] or (isinstance(sizes, list) and {"as_int": 0} in sizes)
+        empty = isinstance(sizes, list) and {"as_int": 0} in sizes
         got = f"an empty entry for {key!r}, which torch would fill with zeros"
-        expect(bool(holds), f"the bytes of each tensor in {name}", got[:120])
+        expect(empty or bool(entries[stored]), f"the bytes of each tensor in {name}", got[:120])
         _check_program(name, "", payload)
 
 
