@@ -256,11 +256,11 @@ def append_encoder_outputs(
     """Return encoder outputs followed by those of new rows. Shorter sequences are padded."""
     joint = {}
     for name, array in outputs.items():  # [B,Q] or [B,K,Q,D]
-        both, axis = (array, new[name]), array.ndim // 2
-        short = [max(part.shape[axis] for part in both) - part.shape[axis] for part in both]
-        rest = [(0, 0)] * (array.ndim - axis - 1)
-        pairs = zip(both, short, strict=True)
-        padded = [np.pad(part, [*[(0, 0)] * axis, (0, more), *rest]) for part, more in pairs]
+        axis, widths, padded = array.ndim // 2, [(0, 0)] * array.ndim, []
+        longest = max(array.shape[axis], new[name].shape[axis])
+        for part in (array, new[name]):
+            widths[axis] = (0, longest - part.shape[axis])
+            padded.append(np.pad(part, widths))
         joint[name] = np.concatenate(padded)
     return joint
 
@@ -352,7 +352,7 @@ def padded_rows(inputs: Inputs, value: Value) -> Tuple[np.ndarray, np.ndarray]:
 
 def _converted(array: np.ndarray, value: Value, first: int) -> np.ndarray:
     """Return an array of the axes of an input from `first` (0 or 1) on in its dtype. Ids may have
-    any integer dtype, and rows any size of numbers. Raise ValueError for others.
+    any integer dtype, and rows in lists any of numbers. Raise ValueError for others.
     """
     dtype, axes = np.dtype(value.dtype), value.axes[first:]
     ids, of_rows = dtype.kind == "i", "a row of " * first
