@@ -234,7 +234,7 @@ def oracle_cells(
     each start, and of a row of each case with attributes.
     """
     cells, model, case = {}, in_dtype(model, "float32"), expected.case
-    starts: List[int] = np.broadcast_to(case.start, len(case.tokens)).tolist()
+    starts = list(case.starts)
     what = f"{manifest.target}: comparing the module with its formula"
     steps = Steps(say, what, len({*starts}) + len(expected.attribute_cases), "rows")
     read = isinstance(model, ReadModule)  # whose own code begins at position 0
