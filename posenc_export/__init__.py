@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, List
 from posenc_export.shared.version import VERSION
 
 if TYPE_CHECKING:
+    from posenc_export import encodings
     from posenc_export.auditing import Audit, audit
     from posenc_export.catalogue.plots import draw
     from posenc_export.export import export as export_model
@@ -67,6 +68,7 @@ __all__ = [
     "decoder_config",
     "draw",
     "encoder_config",
+    "encodings",
     "export_model",
     "from_pretrained",
     "grids",
@@ -78,10 +80,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name == "OwnModule":
-        rule = "posenc_export: expected no OwnModule, which read modules with a forward(x, *where)"
-        remedy = "write forward(x) and call self.block(x), and pass the module to export_model"
-        raise AttributeError(f"{rule}, got a use of it; {remedy}")
+    if name == "encodings":
+        return importlib.import_module("posenc_export.encodings")
     if name not in _HOME:
         raise AttributeError(f"module posenc_export has no attribute {name!r}")
     module, _, attribute = _HOME[name].partition(":")

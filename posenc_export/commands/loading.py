@@ -28,8 +28,7 @@ from posenc_export.shared.version import VERSION
 
 SUFFIXES = (".json", ".safetensors", ".jinja")  # of files that are read of a folder
 CONFIG, MODULES, TOKENIZER = "config.json", "modules.json", "tokenizer.json"
-# Targets that the providers run which do not run the default.
-TARGET, TARGETS = "ort", {"cuda": "onnx-static", "webgpu": "onnx-static"}
+TARGET, TARGETS = "ort", {"cuda": "onnx-static"}  # the default, and those of other providers
 
 
 def model_of(artefact: str) -> Table:

@@ -21,13 +21,8 @@ SCRIPTS = {name: name for name in ("chat.js", "text.js", "pieces.js")}
 TEXT_PAGE = {**SHARED, "index.html": "chat.html", **SCRIPTS}
 IDS_PAGE = {**TEXT_PAGE, "text.js": "ids.js"}  # a page that shows token ids in place of text
 TOKENIZER = "tokenizer.json"
-# The build for WebAssembly alone: 14 MB.
 WEB = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
-# That for WebGPU: 27 MB, which a browser fetches only to use WebGPU.
-BUILD = "ort-wasm-simd-threaded.asyncify"
-WEBGPU = ("ort.webgpu.min.mjs", f"{BUILD}.mjs", f"{BUILD}.wasm")
 TARGETS = ("ort", "onnx")
-WEBGPU_TARGET = "onnx"  # the kernel of GroupQueryAttention on WebGPU writes no attention weights
 # By kind of a model that has no page: what runs it.
 PRINTED = "posenc inspect --runtime web prints a page that runs it"
 NO_PAGE = {
@@ -92,17 +87,14 @@ def write(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) ->
 def _fill(page: Path, folder: Path, manifest: Manifest, web: Path) -> None:
     (page / "onnxruntime-web").mkdir(parents=True)
     has_tokenizer = TOKENIZER in manifest.files
-    built = all((web / "dist" / name).is_file() for name in WEBGPU)
     reads_bytes = manifest.vocabulary == tokenizer.BYTES and not has_tokenizer
-    gpu = manifest.target == WEBGPU_TARGET and reads_bytes and built
-    for name in (*WEB, *(WEBGPU if gpu else ())):
+    for name in WEB:
         shutil.copyfile(web / "dist" / name, page / "onnxruntime-web" / name)
     shutil.copyfile(folder / "model.onnx.data", page / "model.onnx.data")
     source = manifest.source
     name = str(source.get("preset", source.get("checkpoint", folder.resolve().name)))
     data = _page_data(name, manifest)
     data["onnxruntime_web"] = json.loads((web / "package.json").read_bytes())["version"]
-    data["webgpu"] = gpu
     if reads_bytes:
         data, assets = data | _byte_part(page, folder, manifest), BYTE_PAGE
     else:

@@ -40,7 +40,7 @@ def load(
 
     Args:
         folder: artefact folder, or the name of a preset if no such folder exists.
-        provider: "auto", "cpu", "cuda" or "webgpu" for ONNX Runtime. "auto" never chooses WebGPU.
+        provider: "auto", "cpu" or "cuda" for ONNX Runtime.
         threads: threads per operator, at most providers.MOST_THREADS; "auto" uses as many as the
             size of the model's products occupies, at least 2, and None all cores. torch takes all
             for "auto", and has one number for all its users, which a graph sets while it runs.

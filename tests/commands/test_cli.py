@@ -261,7 +261,7 @@ def test_a_listing_fits_100_columns(what: List[str], capsys: pytest.CaptureFixtu
 MISSPELLED = {
     "list rope_yarm": "got 'rope_yarm'; did you mean rope_yarn?",
     "plot ropee": "got 'ropee'; did you mean rope?",
-    "plot cosin": "got 'cosin'; choose one of these",
+    "plot cosin": "got 'cosin'; posenc list shows all names",
     "export block --encoding ropee --target ort -o x": (
         "got 'ropee'; did you mean rope? posenc list shows all names"
     ),

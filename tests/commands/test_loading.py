@@ -91,7 +91,6 @@ def test_an_interrupted_export_leaves_nothing(
 WRONG = {
     "embed {}/folder {}/tokenizer.json": "expected an artefact with output sentence_embedding",
     "generate {}/folder --prompt a --provider cudda": "provider to be one of auto, cpu, cuda",
-    "generate {}/folder --prompt a --provider webgpu": "an ONNX Runtime with provider webgpu",
     "generate {}/folder --prompt a --weights int3": "weights to be one of int8, int8-32, int4",
     "generate tiny-rope --prompt a --weights int8": "--weights with a checkpoint or GGUF file",
     "chat {}/other.gguf": "expected a folder or GGUF file that exists, or a preset: tiny-rope",

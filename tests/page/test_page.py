@@ -26,7 +26,7 @@ from posenc_export.commands.cli import main
 from posenc_export.export import export
 from posenc_export.models.presets import load_preset
 from posenc_export.page import graph, write
-from posenc_export.page.folder import BYTE_PAGE, WEB, WEBGPU, check
+from posenc_export.page.folder import BYTE_PAGE, WEB, check
 from posenc_export.page.graph import PROMPT
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
@@ -53,7 +53,7 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create a folder with the file names of onnxruntime-web."""
     folder = tmp_path_factory.mktemp("web") / "onnxruntime-web"
     (folder / "dist").mkdir(parents=True)
-    for name in (*WEB, *WEBGPU):
+    for name in WEB:
         (folder / "dist" / name).write_text(name)
     (folder / "package.json").write_text('{"version": "1.2.3"}')
     return folder
@@ -76,7 +76,7 @@ def test_a_page_holds_all_that_a_browser_loads(folder: Path, web: Path, tmp_path
         "page.json",
         "model.onnx",
         "model.onnx.data",
-        *(f"onnxruntime-web/{name}" for name in (*WEB, *WEBGPU)),
+        *(f"onnxruntime-web/{name}" for name in WEB),
     }
     shown = json.loads((tmp_path / "page" / "page.json").read_bytes())
     assert (
@@ -170,7 +170,7 @@ def test_a_page_of_target_ort_gives_the_attention_of_target_onnx(
         worst_error(results[1], results[0]) <= manifests.read(fused).reference.tolerance
         and results[0].max() > 0.5
     )
-    assert shown["states"][0]["shape"][2] == shown["context"] and not shown["webgpu"]
+    assert shown["states"][0]["shape"][2] == shown["context"]
 
 
 REFUSED: Dict[str, Dict[str, Any]] = {
@@ -242,12 +242,6 @@ class Pages(SimpleHTTPRequestHandler):
         self.documents.put(self.rfile.read(int(self.headers["Content-Length"])).decode())
         self.send_response(204)
         self.end_headers()
-
-
-SOFTWARE_ADAPTER = (
-    "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan,WebGPU",
-    "--use-vulkan=swiftshader", "--ignore-gpu-blocklist"
-)  # fmt: skip
 
 
 def with_chromium(test: Any) -> Any:
@@ -356,66 +350,3 @@ def test_a_browser_gives_the_tokens_of_a_module_as_it_is(
     session = load(tmp_path / "a", provider="cpu").session()
     assert result["reply"].split() == [str(ids[0]) for ids in session.generate([PROMPT], COUNT)]
     assert result["checked"] == "true"
-
-
-@with_chromium
-def test_webgpu_gives_the_text_of_webassembly(folder: Path, tmp_path: Path) -> None:
-    write(folder, tmp_path / "page", NODE_MODULES / "onnxruntime-web")
-    query = f"temperature=0&text={quote(TEXT)}"
-    wanted, _ = opened(tmp_path, query)
-    result, document = opened(tmp_path, f"{query}&provider=webgpu", *SOFTWARE_ADAPTER)
-    assert (result["provider"], result["added"]) == (
-        "webgpu",
-        wanted["added"],
-    ) and "WebGPU on google swiftshader" in document
-
-
-@with_chromium
-def test_webgpu_is_not_used_when_its_logits_differ_from_those_of_webassembly(
-    folder: Path, tmp_path: Path
-) -> None:
-    write(folder, tmp_path / "page", NODE_MODULES / "onnxruntime-web")
-    described = json.loads((tmp_path / "page" / "page.json").read_bytes())
-    certificate = {
-        "passed": True,
-        "tolerance": 1e-12,
-        "worst": 0.0,
-        "cells": 1,
-        "machine": "another",
-    }
-    (tmp_path / "page" / "page.json").write_text(
-        json.dumps({**described, "certificate": certificate})
-    )
-    result, document = opened(tmp_path, "provider=webgpu", *SOFTWARE_ADAPTER)
-    assert result["provider"] == "wasm" and re.search(
-        "WebGPU is not used: on google swiftshader it differs by .*, expected at most 1.0e.12",
-        document,
-    )
-
-
-@with_chromium
-def test_a_page_of_target_ort_does_not_show_the_choice_of_webgpu(tmp_path: Path) -> None:
-    write(
-        artefact("ort"),
-        tmp_path / "page",
-        NODE_MODULES / "onnxruntime-web",
-    )
-    shown = (
-        "setInterval(() => document.body.dataset.choice = "
-        'getComputedStyle(document.getElementById("provider").labels[0]).display, 10)'
-    )
-    with (tmp_path / "page" / "index.html").open("a") as page:
-        page.write(f"<script>{shown}</script>")
-    result, _ = opened(tmp_path, "temperature=0", *SOFTWARE_ADAPTER)
-    assert result["choice"] == "none"
-
-
-@with_chromium
-def test_a_browser_without_an_adapter_stays_with_webassembly(folder: Path, tmp_path: Path) -> None:
-    write(folder, tmp_path / "page", NODE_MODULES / "onnxruntime-web")
-    result, document = opened(tmp_path, "provider=webgpu", "--disable-gpu")
-    assert (
-        result["provider"] == "wasm"
-        and "WebGPU is not used: this browser has no adapter. The model runs on WebAssembly."
-        in document
-    )

@@ -1,8 +1,6 @@
 // Runs the decoder of page.json with onnxruntime-web: feeds tokens after cached ones and returns
 // logits, states and attention.
 
-// Builds of onnxruntime-web. That of WebGPU is fetched only when it is chosen.
-const BUILDS = { wasm: "ort.wasm.min.mjs", webgpu: "ort.webgpu.min.mjs" };
 const LIKELIEST = 12; // number of most probable ids to sample from
 const ARRAYS = { float32: Float32Array, int32: Int32Array, int64: BigInt64Array };
 
@@ -54,34 +52,16 @@ const FEEDS = {
   window_start: (ort) => tensor(ort, "int32", [1], 0),
 };
 
-// Returns the name of this browser's GPU adapter, or null if it has none.
-export async function adapter() {
-  const info = (await navigator.gpu?.requestAdapter())?.info;
-  return info ? [info.vendor, info.architecture].filter(Boolean).join(" ") || "unnamed" : null;
-}
-
-// Loads the model on "wasm" or "webgpu". Returns the build of onnxruntime-web and its session,
-// which share tensors with no other build.
-export async function open(provider) {
-  const ort = await import(`./onnxruntime-web/${BUILDS[provider]}`);
+// Loads the model. Returns onnxruntime-web and its session.
+export async function open() {
+  const ort = await import("./onnxruntime-web/ort.wasm.min.mjs");
   ort.env.wasm.wasmPaths = new URL("./onnxruntime-web/", import.meta.url).href;
   // Threads need cross-origin isolation headers, which a plain file server does not send.
   ort.env.wasm.numThreads = 1;
   const extra = { session: { set_denormal_as_zero: "1" } }; // subnormal numbers are slow
-  const [externalData, executionProviders] = [
-    [{ path: "model.onnx.data", data: "model.onnx.data" }],
-    [provider],
-  ];
-  return {
-    provider,
-    ort,
-    session: await ort.InferenceSession.create("model.onnx", {
-      externalData,
-      executionProviders,
-      extra,
-      logSeverityLevel: 3,
-    }),
-  };
+  const externalData = [{ path: "model.onnx.data", data: "model.onnx.data" }];
+  const how = { externalData, executionProviders: ["wasm"], extra, logSeverityLevel: 3 };
+  return { ort, session: await ort.InferenceSession.create("model.onnx", how) };
 }
 
 // Returns the cache of a row without tokens.

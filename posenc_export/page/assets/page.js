@@ -1,11 +1,10 @@
 // The page: continues text while the user types, draws the attention of each head, and repeats
 // the check of the certificate.
 
-import { BOUND, check, describe, short } from "./certificate.js";
-import { adapter, choose, empty, last, numbers, open, page, read } from "./model.js";
+import { check, describe } from "./certificate.js";
+import { choose, empty, last, numbers, open, page, read } from "./model.js";
 
-// The URL may set text, temperature and provider:
-// index.html?temperature=0&text=import&provider=webgpu
+// The URL may set text and temperature: index.html?temperature=0&text=import
 const asked = new URLSearchParams(location.search);
 const EXAMPLE =
   'def read_lines(path):\n    """Return the lines of a file."""\n    with open(path) as file:\n';
@@ -62,9 +61,7 @@ class Distances {
 
 // Skipped: bytes at the start that were not fed.
 const view = { typed: "", added: "", skipped: 0, attention: [], layer: 0, head: 0 };
-let wasm,
-  webgpu,
-  runtime,
+let runtime,
   base,
   timer,
   turn = 0,
@@ -229,33 +226,6 @@ function accept() {
   schedule(0);
 }
 
-// Uses the chosen provider. WebGPU is used only if its logits are those of WebAssembly;
-// otherwise the page says why not and stays with WebAssembly.
-async function use(provider) {
-  $("refused").textContent = "";
-  runtime = wasm;
-  if (provider === "webgpu") {
-    const name = await adapter();
-    try {
-      if (!name) throw new Error("this browser has no adapter");
-      webgpu ??= { ...(await open(provider)), name };
-      webgpu.checked ??= await check(webgpu, wasm, sample, "bytes", `WebGPU on ${name}`);
-      const { worst, holds } = webgpu.checked;
-      if (!holds)
-        throw new Error(
-          `on ${name} it differs by ${short(worst)}, expected at most ${short(BOUND)}`,
-        );
-      runtime = webgpu;
-    } catch (error) {
-      $("refused").textContent =
-        `WebGPU is not used: ${error.message}. The model runs on WebAssembly.`;
-    }
-  }
-  base = undefined; // its tensors belong to the other build
-  $("provider").value = document.body.dataset.provider = runtime.provider;
-}
-
-$("provider").labels[0].hidden = !(page.webgpu && navigator.gpu);
 $("typed").value = view.typed = asked.get("text") ?? EXAMPLE;
 $("temperature").value = asked.get("temperature") ?? "0.5";
 $("chosen").textContent = Number($("temperature").value).toFixed(1);
@@ -270,11 +240,6 @@ $("again").onclick = () => {
   seed++;
   schedule(0);
 };
-$("provider").addEventListener("change", async () => {
-  turn++;
-  await use($("provider").value);
-  schedule(0);
-});
 $("temperature").addEventListener("input", () => {
   $("chosen").textContent = Number($("temperature").value).toFixed(1);
   schedule();
@@ -283,12 +248,9 @@ describe();
 $("far").textContent = String(page.distances - 1);
 drawText();
 try {
-  wasm = await open("wasm");
-  await use(asked.get("provider"));
+  runtime = await open();
   await generate();
-  document.body.dataset.checked = String(
-    (await check(wasm, wasm, sample, "bytes", "in this browser")).holds,
-  );
+  document.body.dataset.checked = String(await check(runtime, sample, "bytes"));
 } catch (error) {
   $("status").textContent = `The model does not run in this browser: ${error.message}`;
   throw error;

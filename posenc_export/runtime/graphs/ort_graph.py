@@ -49,8 +49,7 @@ class OrtGraph:
     ) -> None:
         options = session_options(manifest, threads)
         self.manifest, self.provider = manifest, provider
-        # The Python binding cannot allocate on a device of WebGPU: its caches stay on the host.
-        self.device = "cuda" if provider == "cuda" else "cpu"
+        self.device = provider
         check_external(path, manifest)
         placement = cuda_placement.placed(path) if self.device == "cuda" else None
         # Whether steps may bind inputs on the device. Not if an input is also read on the host: it
@@ -100,7 +99,7 @@ class OrtGraph:
             with turn:
                 session.run_with_iobinding(binding(), uncaptured)
 
-        if self.provider == "cpu":  # without checks for WebGPU, which take 1 us in Python
+        if self.provider == "cpu":  # without checks, which take 1 us in Python
             return functools.partial(session._sess.run_with_iobinding, binding()._iobinding, None)
         return run
 

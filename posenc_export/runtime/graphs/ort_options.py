@@ -11,7 +11,7 @@ from posenc_export.runtime.graphs import cuda, integer_products, kernel_library
 
 # SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and LayerNormalization
 # that it replaces (ONNX Runtime 1.31, widths 256 to 1536).
-SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": [], "webgpu": []}
+SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": []}
 # For DequantizeLinear before MatMul: 4-bit products that do not round activations. For 8 bits they
 # are slow, and weights are dequantized when they are loaded instead.
 FOUR_BITS = ("session.qdq_matmulnbits_accuracy_level", "0")
@@ -24,14 +24,12 @@ HOST_ONLY = {"GroupQueryAttention", "MoE", "QMoE", kernel_library.OPERATOR}
 PROVIDERS = {
     "cpu": ("CPUExecutionProvider", {}),
     "cuda": (cuda.NAME, cuda.OPTIONS),
-    "webgpu": ("WebGpuExecutionProvider", {}),
 }
-INSTALL_WEBGPU = "pip install onnxruntime-webgpu, in an environment without onnxruntime"
 
 
 def choose_provider(name: str, manifest: Manifest) -> str:
-    """Return the provider for an artefact: "cpu", "cuda" or "webgpu". Raise ValueError if machine
-    or artefact lack what it needs.
+    """Return the provider for an artefact: "cpu" or "cuda". Raise ValueError if machine or
+    artefact lack what it needs.
 
     "auto" chooses cuda if this ONNX Runtime is built with it and both machine and artefact can run
     it. The first artefact that only the machine keeps from it causes a warning that says why.
@@ -43,11 +41,6 @@ def choose_provider(name: str, manifest: Manifest) -> str:
             remedy = "load it on a machine that runs cuda, or export dtype float16"
             raise ValueError(f"{rule} provider cuda for an artefact in bfloat16, got cpu; {remedy}")
         return "cpu"
-    if name == "webgpu":
-        if PROVIDERS[name][0] not in present:
-            got = f"one with {', '.join(present)}; {INSTALL_WEBGPU}"
-            raise ValueError(f"{rule} an ONNX Runtime with provider {name}, got {got}")
-        return name
     if host_only:
         remedy = "export target onnx-static, or ort-cuda for half precision"
         raise ValueError(f"{rule} provider cpu for {host_only}, got {name}; {remedy}")

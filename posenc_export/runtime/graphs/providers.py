@@ -10,12 +10,8 @@ from posenc_export.shared.refusal import refusal
 # The runtimes start every thread that they are asked for, and abort the process if the system
 # refuses one.
 MOST_THREADS = 1024
-WEBGPU = "webgpu"
-NAMES = ("auto", "cpu", "cuda", WEBGPU)
-HELP = (
-    "auto, cpu, cuda or webgpu for ONNX Runtime; cpu for torch (default: auto, which never chooses "
-    "WebGPU)"
-)
+NAMES = ("auto", "cpu", "cuda")
+HELP = "auto, cpu or cuda for ONNX Runtime; cpu for torch (default: auto)"
 AUTO = "auto"
 Threads = Union[None, int, str]  # None, a number, or AUTO
 PRODUCTS = (
@@ -24,7 +20,7 @@ PRODUCTS = (
 )  # fmt: skip
 # With 2 threads instead of 1, a step of a decoder with 14,000 numbers per product takes 1.03 of the
 # time, of a block with 130,000 numbers 0.97, with 520,000 numbers 0.60; 512 tokens of the first two
-# take 0.73 and 0.63 (bench/threads.py of commit dc58e7a on 2 cores; ONNX Runtime 1.31, AMD EPYC).
+# take 0.73 and 0.63 (2 cores of an AMD EPYC; ONNX Runtime 1.31).
 # So prompts gain from a second thread in any case, and steps gain from threads that get about this
 # many numbers. More cores were not measured.
 SHARE = 1 << 16
@@ -46,9 +42,6 @@ def check_name(name: str, manifest: Manifest) -> None:
     if (manifest.in_torch or target == "ort-native") and name not in ("auto", "cpu"):
         remedy = "export target ort or onnx-static"
         raise refusal("runtime", f"provider cpu for target {target}", name, remedy)
-    if name == WEBGPU and manifest.dtype != "float32":
-        rule = f"an artefact in float32 for provider {name}"
-        raise refusal("runtime", rule, manifest.dtype, "export it without --dtype")
 
 
 def threads_for(threads: Threads, manifest: Manifest) -> Optional[int]:

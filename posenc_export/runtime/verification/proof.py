@@ -180,7 +180,7 @@ def machine_of(ran: Union[Session, Model]) -> str:
     distribution = "torch" if ran.manifest.in_torch else "onnxruntime"
     device = machine.gpu() if ran.provider == "cuda" else machine.processor()
     described = f"{device}, {distribution}"
-    for name in (distribution, f"{distribution}-gpu", f"{distribution}-webgpu"):
+    for name in (distribution, f"{distribution}-gpu"):
         with suppress(metadata.PackageNotFoundError):
             return f"{described} {metadata.version(name).partition('+')[0]}"
     return described

@@ -312,7 +312,7 @@ def test_memory_follows_the_window_and_is_known_before() -> None:
 
 def test_another_provider_keeps_all_tokens() -> None:
     manifest = msgspec.structs.replace(model("rope").manifest)
-    assert Window.of(manifest, "webgpu", REWIND) == Window()
+    assert Window.of(manifest, "cuda", REWIND) == Window()
     assert Window.of(manifest, "cpu", REWIND).slots == SLOTS
 
 

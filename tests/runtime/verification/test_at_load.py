@@ -20,7 +20,7 @@ class OnAnotherProvider(OrtGraph):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.provider = "webgpu"
+        self.provider = "cuda"
 
 
 class WrongPrompts(OnAnotherProvider):
@@ -57,12 +57,12 @@ def test_wrong_prompts_of_a_provider_are_detected_when_it_is_loaded(
 ) -> None:
     loading(WrongPrompts, monkeypatch)
     rule = (
-        "expected outputs of provider webgpu within .* of the reference of the artefact, got an "
+        "expected outputs of provider cuda within .* of the reference of the artefact, got an "
         "error of 1.*e-03 in 'batch 3, starts .*: past middle, new 1'"
     )
     with pytest.raises(ValueError, match=f"runtime: {rule}; give provider cpu"):
-        load(folder, provider="webgpu")
-    assert load(folder, provider="webgpu", check=False).provider == "webgpu"
+        load(folder, provider="cuda")
+    assert load(folder, provider="cuda", check=False).provider == "cuda"
 
 
 def test_provider_auto_uses_the_cpu_with_one_warning_where_outputs_are_wrong(
@@ -78,7 +78,7 @@ def test_provider_auto_uses_the_cpu_with_one_warning_where_outputs_are_wrong(
     monkeypatch.setattr(runtime, "_load", on)
     with pytest.warns(
         RuntimeWarning,
-        match="provider auto chose cpu: expected outputs of provider webgpu within .*, got an "
+        match="provider auto chose cpu: expected outputs of provider cuda within .*, got an "
         "error of 1.*e-03 in",
     ):
         assert load(folder).provider == "cpu"
@@ -88,13 +88,4 @@ def test_a_provider_with_the_outputs_of_the_reference_is_loaded(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loading(OnAnotherProvider, monkeypatch)
-    assert load(folder, provider="webgpu").provider == "webgpu"
-
-
-def test_webgpu_is_refused_by_name_where_onnx_runtime_lacks_it(folder: Path) -> None:
-    with pytest.raises(
-        ValueError,
-        match="expected an ONNX Runtime with provider webgpu, got one with .*; pip install "
-        "onnxruntime-webgpu",
-    ):
-        load(folder, provider="webgpu")
+    assert load(folder, provider="cuda").provider == "cuda"
