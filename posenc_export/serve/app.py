@@ -109,7 +109,7 @@ class Service:
         requests = rows(asked, format, self.codec, self.limits)
         for row in requests:
             check_request(row, self.manifest, self.limits)
-        how = (protocol.prompts_of(asked), self.codec, protocol.stops(asked), self.metrics)
+        how = (self.codec, protocol.stops(asked), self.metrics)
         try:
             return asked, Completion(self.engine, requests, asked.n, *how)
         except ValueError as error:  # the tokenizer cannot decode the prompt

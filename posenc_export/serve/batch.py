@@ -32,32 +32,10 @@ class Row:
         self.generated: List[int] = []
         self.sampling = generation.Sampling(request.temperature, request.top_k, request.top_p)
         self.random = np.random.default_rng(request.seed)
-        self.echoed = [Token(request, request.prompt[0], "", read=True)] if request.echo else []
 
     def take(self, count: int) -> List[int]:
         """Remove and return the next `count` tokens to feed."""
         return [self.unread.popleft() for _ in range(min(count, len(self.unread)))]
-
-    @property
-    def scores(self) -> bool:
-        """Whether its prompt is read with the logits of all tokens."""
-        return self.request.echo and self.request.logprobs is not None
-
-    def echo(self, logits: np.ndarray) -> None:
-        """Add the next prompt tokens, from logits [n,V] after each of those before them."""
-        for row in logits[: len(self.request.prompt) - len(self.echoed)]:
-            token = self.request.prompt[len(self.echoed)]
-            logprobs = log_probabilities(row, token, self.request.logprobs or 0)
-            self.echoed.append(Token(self.request, token, "", logprobs, read=True))
-
-    def begun(self, logits: np.ndarray) -> List[Token]:
-        """Return the tokens of the prompt, if requested, and the first one after it."""
-        echoed = self.echoed
-        if self.request.echo and not self.scores:
-            echoed = [Token(self.request, id, "", read=True) for id in self.request.prompt]
-        if not self.request.max_tokens:
-            return [*echoed[:-1], echoed[-1]._replace(ended=LENGTH)]
-        return [*echoed, self.next_token(logits)]
 
     def next_token(self, logits: np.ndarray) -> Token:
         """Choose the next token from its logits [V]. The next step feeds it."""
@@ -194,14 +172,13 @@ class Batch:
     def _enter(self, request: Request) -> List[Token]:
         """Admit a row with the known tokens of its prompt and as many more as the turn allows."""
         row, prefix = Row(request, self.session.manifest), None
-        if self.prefixes and not row.scores:
+        if self.prefixes:
             prefix = self.prefixes.find(request.prompt, request.sharing)
         if prefix:
             row = Row(request, self.session.manifest, prefix.length)
         part = row.take(self._left)
-        keep = None if row.scores else 1
         try:
-            logits = self.session.admit([part], logits_to_keep=keep, prefix=prefix)[0]
+            logits = self.session.admit([part], logits_to_keep=1, prefix=prefix)[0]
         except GraphError as error:  # the row was not admitted; the other rows are not affected
             LOG.error("%s; a prompt of %d tokens was not read", error, len(request.prompt))
             return [Token(request, -1, FAILED)]
@@ -217,19 +194,16 @@ class Batch:
             return []
         parts: List[List[int]] = [[] for _ in self.rows]
         parts[index] = part
-        keep = None if row.scores else 1
-        logits = self.session.prefill(parts, logits_to_keep=keep)[index]
+        logits = self.session.prefill(parts, logits_to_keep=1)[index]
         return self._read_part(index, row, len(part), logits)
 
     def _read_part(self, index: int, row: Row, count: int, logits: np.ndarray) -> List[Token]:
-        """Count tokens that were read. Return the first tokens for the client, from logits [n,V],
-        after the last.
+        """Count tokens that were read. Return the first generated token, from logits [1,V], after
+        the last.
         """
         self._left -= count
         self._share(index)
-        if row.scores:
-            row.echo(logits)
-        return [] if row.unread else row.begun(logits[-1])
+        return [] if row.unread else [row.next_token(logits[-1])]
 
     def _share(self, index: int) -> None:
         """Keep the caches of what a row has read, if a block was filled."""

@@ -4,7 +4,7 @@ import asyncio
 import functools
 import logging
 import time
-from typing import Any, AsyncIterator, Dict, List, NamedTuple, Sequence
+from typing import AsyncIterator, Dict, List, NamedTuple, Sequence
 
 from posenc_export.runtime.artefact.tokenizer import Codec
 from posenc_export.serve.engine import Engine
@@ -19,14 +19,14 @@ class Part(NamedTuple):
 
     choice: int  # its index
     text: str  # new text
-    tokens: List[Token]  # new tokens, none of which has failed; first those of an echoed prompt
+    tokens: List[Token]  # new tokens, none of which has failed
     places: List[int]  # number of characters of the choice before each of them
     ended: str  # STOP, LENGTH or FAILED for the last piece of a choice, otherwise empty
 
     @property
     def ids(self) -> List[int]:
         """The generated token ids."""
-        return [token.id for token in self.tokens if not token.read]
+        return [token.id for token in self.tokens]
 
     def joined(self, after: "Part") -> "Part":
         """Return this piece and the next one of the same choice as one piece."""
@@ -35,26 +35,12 @@ class Part(NamedTuple):
 
 
 class Choice:
-    """One choice of a completion: converts the tokens of a row to text. given: the prompt, text or
-    ids, with whose text an echo begins.
-    """
+    """One choice of a completion: converts the tokens of a row to text."""
 
-    def __init__(
-        self, index: int, request: Request, codec: Codec, stops: List[str], given: Any
-    ) -> None:
+    def __init__(self, index: int, request: Request, codec: Codec, stops: List[str]) -> None:
         self.index, self.request = index, request
         self.pieces, self.stops = codec.pieces(request.prompt), Stops(stops)
-        self.tokens, self.ended, self.last = 0, "", 0.0
-        self.echo, places = "", []
-        if request.echo:
-            pieces, size, texts = codec.pieces(()), 0, []
-            for token in request.prompt:
-                places.append(size)
-                texts.append(pieces.push(token))
-                size += len(texts[-1])
-            self.echo = given if isinstance(given, str) else "".join([*texts, pieces.rest()])
-        self.characters = len(self.echo)
-        self.places = iter([min(place, self.characters) for place in places])
+        self.tokens, self.characters, self.ended, self.last = 0, 0, "", 0.0
 
     def take(self, token: Token) -> Part:
         """Return the piece that a token adds. A stop string, or a token that cannot be decoded,
@@ -68,9 +54,6 @@ class Choice:
             return Part(self.index, "", [], [], FAILED)
 
     def _taken(self, token: Token) -> Part:
-        if token.read:  # of the prompt
-            text, self.echo, self.ended = self.echo, "", token.ended
-            return Part(self.index, text, [token], [next(self.places)], token.ended)
         text, place = "", self.characters
         if token.ended != FAILED:
             piece = "" if token.is_end else self.pieces.push(token.id)
@@ -90,7 +73,6 @@ class Completion:
 
     Args:
         requests: one engine request per choice; the `n` choices of a prompt are consecutive.
-        given: the prompts as they were given.
 
     Attributes:
         prompt_tokens: their number; each prompt is counted once.
@@ -101,7 +83,6 @@ class Completion:
         engine: Engine,
         requests: List[Request],
         n: int,
-        given: Sequence[Any],
         codec: Codec,
         stops: List[str],
         metrics: Metrics,
@@ -110,7 +91,7 @@ class Completion:
         self.prompt_tokens = sum(len(request.prompt) for request in requests[::n])
         self.choices: Dict[Request, Choice] = {}
         for index, request in enumerate(requests):
-            self.choices[request] = Choice(index, request, codec, stops, given[index // n])
+            self.choices[request] = Choice(index, request, codec, stops)
         self.tokens: "asyncio.Queue[Token]" = asyncio.Queue()
         self.begun = time.monotonic()
 
@@ -149,7 +130,7 @@ class Completion:
         now = time.monotonic()
         if choice.tokens:
             self.metrics.between.observe(now - choice.last)
-        elif token.ended != FAILED and not token.read:
+        elif token.ended != FAILED:
             self.metrics.first.observe(now - self.begun)
         choice.last = now
         return choice.take(token)

@@ -31,18 +31,14 @@ class CompletionRequest(SamplingRequest):
     prompt: Union[str, Ids, Annotated[List[str], FAST], Annotated[List[Ids], FAST]] = Field(
         description="Text or token ids, or a list of these."
     )
-    max_tokens: Whole = Field(16, description="Most new tokens; 0 only with echo.")
-    echo: bool = Field(
-        False,
-        description="Whether the text begins with the prompt, and logprobs with those of its "
-        "tokens.",
-    )
+    max_tokens: Whole = Field(16, description="Most new tokens.")
     logprobs: Optional[int] = Field(
         None,
         ge=0,
         le=MOST_LOGPROBS,
         description="Number of most probable tokens, with their log probabilities, for each token.",
     )
+    echo: Literal[False] = False
     suffix: Literal[None, ""] = None
     best_of: Literal[None, 1] = None
 
@@ -61,7 +57,7 @@ class Completions:
             encoded(prompt, codec, limits) if isinstance(prompt, str) else tuple(prompt)
             for prompt in prompts_of(asked)
         )
-        rest = (asked.max_tokens, self.stop_ids, asked.logprobs, asked.echo)
+        rest = (asked.max_tokens, self.stop_ids, asked.logprobs)
         return [Prompt(ids, *rest) for ids in rows]
 
     def answer(self, part: Part, asked: Any) -> Dict[str, Any]:
@@ -75,17 +71,14 @@ class Completions:
         return self.answer(part, asked) if sent else None
 
     def _logprobs(self, part: Part) -> Dict[str, Any]:
-        """Format the probabilities, null for the first token of a prompt. Of tokens with equal
-        texts, the likelier is listed.
-        """
+        """Format the probabilities. Of tokens with equal texts, the likelier is listed."""
         spelling = self.codec.spelled
         pairs = [[(spelling(i), max(n, LEAST)) for i, n in t.logprobs] for t in part.tokens]
-        tops = [dict(sorted(top, key=lambda pair: pair[1])) for _, *top in filter(None, pairs)]
-        first = [None] * (len(pairs) - len(tops))
+        tops = [dict(sorted(top, key=lambda pair: pair[1])) for _, *top in pairs]
         return {
             "tokens": [spelling(token.id) for token in part.tokens],
-            "token_logprobs": [*first, *(own[0][1] for own in pairs if own)],
-            "top_logprobs": [*first, *tops],
+            "token_logprobs": [own[1] for own, *_ in pairs],
+            "top_logprobs": tops,
             "text_offset": part.places,
         }
 
@@ -251,7 +244,6 @@ def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -
             seed=seed % 2**64,
             stop_ids=(*prompt.stop_ids, *asked.stop_token_ids),
             logprobs=prompt.logprobs,
-            echo=prompt.echo,
             sharing=json.dumps([asked.user, asked.prompt_cache_key, asked.safety_identifier]),
         )
         for prompt in prompts

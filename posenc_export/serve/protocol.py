@@ -55,7 +55,6 @@ class Prompt(NamedTuple):
     max_tokens: int
     stop_ids: Tuple[int, ...]  # ids that end a continuation, without those of the request
     logprobs: Optional[int] = None  # as for requests.Request
-    echo: bool = False  # likewise
 
 
 class Fields(BaseModel):

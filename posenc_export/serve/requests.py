@@ -44,13 +44,11 @@ class Request:
     stop_ids: Tuple[int, ...] = ()  # ids that end the row
     # Most probable tokens that come with each token and its probability; None for neither.
     logprobs: Optional[int] = None
-    # Tokens of the prompt come back too, with their log probabilities if requested.
-    echo: bool = False
     sharing: str = ""  # the caches of prompts are shared by requests with the same one of these
 
 
 class Token(NamedTuple):
-    """A generated token, one of an echoed prompt, or the end of a failed row."""
+    """A generated token, or the end of a failed row."""
 
     request: Request
     id: int  # -1 if the row has failed
@@ -58,12 +56,11 @@ class Token(NamedTuple):
     # Ids and logarithms of their probabilities: this token, then the most probable ones; empty if
     # not requested.
     logprobs: Tuple[Tuple[int, float], ...] = ()
-    read: bool = False  # whether it is a token of the prompt
 
     @property
     def is_end(self) -> bool:
         """Whether the token only ends a text and is not part of it."""
-        return not self.read and self.id in self.request.stop_ids
+        return self.id in self.request.stop_ids
 
 
 class Refused(ValueError):
@@ -113,9 +110,8 @@ def check_request(request: Request, manifest: Manifest, limits: Limits) -> None:
     if not 0 <= least <= largest < manifest.vocabulary:
         rule, got = f"token ids 0 .. {manifest.vocabulary - 1}", f"{least} .. {largest}"
         raise refused("prompt", rule, got, "use the model's own tokenizer")
-    least = 0 if request.echo else 1
-    if most < least:
-        raise refused("max_tokens", f"at least {least}", most, "give a larger number")
+    if most < 1:
+        raise refused("max_tokens", "at least 1", most, "give a larger number")
     if count + most > limits.context:
         rule = f"prompt and max_tokens within {limits.context} tokens together"
         raise refused("max_tokens", rule, f"{count} + {most}", "reduce max_tokens")

@@ -45,53 +45,21 @@ def _refused(port: int, path: str, body: Dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("as_ids", [False, True])
-def test_the_request_of_lm_eval_gets_the_log_probabilities_of_the_model_in_torch(
-    as_ids: bool, port: int
-) -> None:
+def test_log_probabilities_are_those_of_the_model_in_torch(as_ids: bool, port: int) -> None:
     prompts = [list(text.encode()) for text in TEXTS]
     body = {"model": NAME, "prompt": prompts if as_ids else TEXTS, "temperature": 0}
-    body |= {"max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
+    body |= {"max_tokens": 4, "logprobs": 1, "seed": 1234, "return_token_ids": True}
     status, answer = Client(port).ask(COMPLETIONS, body)
     assert status == 200
-    for ids, text, choice in zip(prompts, TEXTS, answer["choices"], strict=True):
-        logits = eager_session(seeded(CONFIG)).prefill([ids])[0]
-        rows = [log_probabilities(row, id, 1) for row, id in zip(logits, ids[1:], strict=False)]
-        listed = choice["logprobs"]
-        assert choice["text"].startswith(text) and len(listed["tokens"]) == len(ids) + 1
-        assert listed["token_logprobs"][0] is listed["top_logprobs"][0] is None
+    for prompt, choice in zip(prompts, answer["choices"], strict=True):
+        new, listed = choice["token_ids"], choice["logprobs"]
+        logits = eager_session(seeded(CONFIG)).prefill([prompt + new])[0][len(prompt) - 1 : -1]
+        rows = [log_probabilities(row, id, 1) for row, id in zip(logits, new, strict=True)]
         expected = [own for (_, own), _ in rows]
-        assert np.allclose(listed["token_logprobs"][1:-1], expected, rtol=0, atol=1e-4)
-        greedy = [max(top.values()) == own for top, own in _pairs(listed)]
-        assert greedy == [own == likeliest for (own, _), (likeliest, _) in rows]
-        places = [len(bytes(ids[:at]).decode(errors="ignore")) for at in range(len(ids))]
-        assert listed["text_offset"][:-1] == places
-
-
-def _pairs(listed: Dict[str, List[Any]]) -> Any:
-    return zip(listed["top_logprobs"][1:-1], listed["token_logprobs"][1:-1], strict=True)
-
-
-def test_an_echo_without_new_tokens_is_the_prompt_whole_and_in_a_stream(port: int) -> None:
-    body = {"prompt": TEXTS[2], "max_tokens": 0, "echo": True, "logprobs": 2}
-    choice = Client(port).ask(COMPLETIONS, body)[1]["choices"][0]
-    assert (choice["text"], choice["finish_reason"]) == (TEXTS[2], "length")
-    parts = [event["choices"][0] for event in Client(port).events(body)]
-    assert "".join(part["text"] for part in parts) == TEXTS[2]
-    assert parts[-1]["finish_reason"] == "length"
-    listed = [value for part in parts for value in part["logprobs"]["token_logprobs"]]
-    assert listed == choice["logprobs"]["token_logprobs"]
-    plain = Client(port).ask(COMPLETIONS, {**body, "logprobs": None})[1]["choices"][0]
-    assert (plain["text"], plain["logprobs"]) == (TEXTS[2], None)
-
-
-def test_the_token_that_ends_a_text_is_listed_behind_an_echo(port: int) -> None:
-    body = {"prompt": "ab", "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
-    (end,) = Client(port).ask(COMPLETIONS, {**body, "return_token_ids": True})[1]["choices"][0][
-        "token_ids"
-    ]
-    choice = Client(port).ask(COMPLETIONS, {**body, "stop_token_ids": [end]})[1]["choices"][0]
-    assert (choice["text"], choice["finish_reason"]) == ("ab", "stop")
-    assert len(choice["logprobs"]["tokens"]) == 3
+        assert np.allclose(listed["token_logprobs"], expected, rtol=0, atol=1e-4)
+        assert [max(top.values()) for top in listed["top_logprobs"]] == listed["token_logprobs"]
+        places = listed["text_offset"]
+        assert places[0] == 0 and places == sorted(places) and places[-1] <= len(choice["text"])
 
 
 def test_bytes_of_log_probabilities_come_from_the_vocabulary(port: int) -> None:

@@ -224,7 +224,7 @@ BAD: Dict[str, Any] = {
     "an empty prompt": {"prompt": ""},
     "no prompt": {},
     "a field of no API": {"prompt": "a", "max_token": 5},
-    "no tokens without an echo": {"prompt": "a", "max_tokens": 0},
+    "no tokens": {"prompt": "a", "max_tokens": 0},
     "a prompt that is too long": {"prompt": "a" * 300},
     "too many tokens": {"prompt": "a" * 200, "max_tokens": 101},
     "an id outside of the vocabulary": {"prompt": [256]},
