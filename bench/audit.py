@@ -23,10 +23,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence
 
-from bench import marked
+from bench import json_rows, marked
 from bench.audit_exporters import EXPORTERS
 from posenc_export.auditing import audit
-from posenc_export.shared import json_rows
 from tests.auditing import families
 from tests.auditing.exporter_faults import OF_CHECKPOINTS, OF_GRAPHS
 

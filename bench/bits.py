@@ -13,11 +13,10 @@ from typing import Any, Dict, List, Sequence
 
 import numpy as np
 
-from bench import marked
+from bench import json_rows, marked
 from posenc_export.benchmark.peers.llama_cpp import LlamaCppSession
 from posenc_export.commands.cli import main as posenc
 from posenc_export.runtime import load
-from posenc_export.shared import json_rows
 
 PAGE, RESULTS = Path("docs/fewer-bits.md"), Path("bench/results/bits.json")
 FORMATS = ("float32", "int8", "int8-32", "int4", "int4-128", "keep")

@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 from msgspec.structs import replace
 
-from bench import marked
+from bench import json_rows, marked
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import TARGETS as OF_EXPORT
 from posenc_export.export import Sources, export
@@ -23,7 +23,6 @@ from posenc_export.models.presets import seeded
 from posenc_export.runtime import load
 from posenc_export.runtime.verification import indices
 from posenc_export.runtime.verification.claims import OPEN
-from posenc_export.shared import json_rows
 
 PAGE, RESULTS = Path("docs/reliability.md"), Path("bench/results/claims.json")
 TARGETS = ("onnx", "onnx-static", "ort", "ort-native", "pt2")

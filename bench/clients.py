@@ -19,13 +19,12 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from bench import client_runs as runs
-from bench import marked
+from bench import json_rows, marked
 from bench.client_runs import COUNT, PROMPT, TOP, Refused, Trial
 from posenc_export.export import Sources, export
 from posenc_export.models.presets import load_preset
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
-from posenc_export.shared import json_rows
 
 PRESETS = ("tiny-rope", "tiny-alibi")
 ONNX, BOTH = ("onnx", "onnx-static", "ort"), ("positions", "mask")

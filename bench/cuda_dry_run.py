@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence
 
-from bench import marked
-from posenc_export.shared import json_rows
+from bench import json_rows, marked
 
 TOP = Path(__file__).parents[1]
 JSON, PAGE = TOP / "bench/results/cuda_dry_run.json", TOP / "docs/runtimes/cuda-dry-run.md"

@@ -20,6 +20,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 import numpy as np
 
+from bench import json_rows
 from bench.timing import in_turn, seconds
 from posenc_export import block_config
 from posenc_export.benchmark.ratios import ratio as ratio_of
@@ -27,7 +28,6 @@ from posenc_export.encodings import REGISTRY
 from posenc_export.export import export
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import Model, Session, load
-from posenc_export.shared import json_rows
 
 CONTEXTS = (1024, 4096)
 # The first WARM steps of a burst are not timed: other blocks used the processor's caches meanwhile.

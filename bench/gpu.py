@@ -1,4 +1,4 @@
-"""What a machine with a GPU decides: kernels, parity, prompts and steps on the CUDA provider.
+"""What a machine with a GPU decides: parity, prompts and steps on the CUDA provider.
 
     python -m bench.gpu [--minutes 25] [--json bench/results/gpu.json] [--rehearse]
 
@@ -25,9 +25,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence
 
-from bench import gpu_kernels, gpu_page, gpu_proofs, gpu_times
+from bench import gpu_page, gpu_proofs, gpu_times, json_rows
 from posenc_export.runtime.artefact import machine
-from posenc_export.shared import json_rows
 
 PIECE = 240  # most seconds of a process
 ROUNDS, LAYERS = 3, 12
@@ -48,7 +47,6 @@ def _rounds(times: Sequence[Sequence[Any]]) -> List[str]:
 
 
 PARTS = {
-    "kernels": Part(2, lambda: list(gpu_kernels.GROUPS)),
     "repaired": Part(3, lambda: list(gpu_proofs.REPAIRED), workers=8),
     "prompts": Part(7, lambda: _rounds(gpu_times.PROMPTING)),
     "steps": Part(6, lambda: _rounds(gpu_times.STEPPING)),
@@ -60,10 +58,7 @@ PARTS = {
 
 def piece(part: str, key: str, folder: Path, rehearse: bool) -> Iterator[Dict[str, Any]]:
     """Run a piece in this process and yield its rows."""
-    if part == "kernels":
-        runs = not rehearse or gpu_times.cuda.obstacle() is None
-        yield from gpu_kernels.rows(key, "cuda" if runs else "cpu")
-    elif part in ("repaired", "parity"):
+    if part in ("repaired", "parity"):
         yield from gpu_proofs.proof(key, rehearse)
     else:
         layers, sizes = (1, SMALL) if rehearse else (LAYERS, {})

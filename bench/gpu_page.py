@@ -5,9 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
-from bench import marked
+from bench import json_rows, marked
 from posenc_export.runtime.artefact.certificate import format_worst_error
-from posenc_export.shared import json_rows
 
 TOP = Path(__file__).parents[1]
 RESULTS, PAGE = TOP / "bench/results/gpu.json", TOP / "docs/runtimes/cuda.md"
@@ -45,14 +44,14 @@ def _machines(machines: Sequence[Row]) -> str:
 
 
 def _counts(rows: Sequence[Row]) -> str:
-    """One line for each group of kernels or kind of models, and one for each failure."""
+    """One line for each kind of models, and one for each failure."""
     groups: Dict[Any, List[Row]] = {}
     for row in rows:
-        kind = row.get("kind", row["piece"].partition(":")[0])
+        kind = row["piece"].partition(":")[0]
         groups.setdefault((row["machine"] + 1, kind), []).append(row)
     lines, wrong = [], []
     for (number, kind), those in groups.items():
-        right = [row for row in those if row.get("passed", row.get("right", False))]
+        right = [row for row in those if row.get("passed")]
         refused = [row for row in those if "refused" in row]
         counts = [len(those), len(right), len(refused), len(those) - len(right) - len(refused)]
         cells = sum(row.get("cells", 0) for row in right)
@@ -63,7 +62,7 @@ def _counts(rows: Sequence[Row]) -> str:
 
 
 def _failure(row: Row) -> str:
-    name = f"`{row.get('case') or row.get('model') or row['piece']}`"
+    name = f"`{row.get('model', row['piece'])}`"
     form = " ".join(filter(None, (row.get("target"), row.get("dtype"))))
     error = row.get("error", row.get("worst"))
     said = error if isinstance(error, str) else f"error {format_worst_error(error)}"
@@ -94,7 +93,6 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
 
 
 SECTIONS: Dict[str, Tuple[str, Callable[[Sequence[Row]], str]]] = {
-    "kernels": ("### Kernels alone, against numpy", _counts),
     "repaired": ("### Values: what was repaired without a device", _counts),
     "parity": ("### Values: everything else", _counts),
     "prompts": (PROMPTS, partial(_times, *OF_PROMPTS)),

@@ -19,13 +19,13 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tu
 import numpy as np
 import onnxruntime
 
+from bench import json_rows
 from bench.timing import CLOCKS, in_turn, seconds, spread
 from posenc_export.runtime import Model, load
 from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.kernel_library import DOMAIN, OPERATOR
 from posenc_export.runtime.graphs.onnx_nodes import Nodes
 from posenc_export.runtime.graphs.onnx_parts import ELEMENTS, new_node, serialised
-from posenc_export.shared import json_rows
 
 CACHES, ROUNDS = 5e7, 7
 SIZE, THETA = 64, 1e4

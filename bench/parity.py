@@ -13,13 +13,13 @@ import tempfile
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
+from bench import json_rows
 from bench.marked import markdown, text
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import TARGETS, Sources, VerificationError, export
 from posenc_export.models.config import AnyConfig
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config, encoder_config
-from posenc_export.shared import json_rows
 
 # Parts of the names of cells (runtime/verification/scenarios.py) that belong to a column; a cell
 # may belong to several columns.

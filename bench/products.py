@@ -15,13 +15,12 @@ from typing import Any, Dict, List, Sequence, Tuple
 import numpy as np
 import onnxruntime
 
-from bench import marked
+from bench import json_rows, marked
 from bench.timing import CLOCKS, in_turn, seconds
 from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.kernel_library import DOMAIN, PRODUCT
 from posenc_export.runtime.graphs.onnx_nodes import Nodes
 from posenc_export.runtime.graphs.onnx_parts import constant, new_node, serialised
-from posenc_export.shared import json_rows
 
 PAGE, RESULTS = Path("docs/runtimes/native.md"), Path("bench/results/products.json")
 DOMAINS = ("com.microsoft", DOMAIN)

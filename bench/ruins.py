@@ -27,7 +27,7 @@ import onnx
 import onnx_ir as ir
 from msgspec.structs import replace
 
-from bench import marked
+from bench import json_rows, marked
 from bench.ruined_graphs import CACHES, FEW_BITS, FORMATS, NATIVE, ORIGINAL, RUINS, Graph, Ruin
 from bench.ruined_stages import STAGE_RUINS, StageRuin
 from posenc_export.export import Sources, VerificationError, export
@@ -42,7 +42,6 @@ from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import bound_of
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.shared import json_rows
 from posenc_export.shared.progress import Steps, silent
 
 DEPTHS = (2, 12, 32)

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from bench import speed_page
+from bench import json_rows, speed_page
 from posenc_export.benchmark import Report, run
 from posenc_export.benchmark.runtimes import RUNTIMES
 from posenc_export.commands.terminal import Progress
 from posenc_export.models.config import AnyConfig
 from posenc_export.models.short_forms import block_config, decoder_config
-from posenc_export.shared import json_rows
 
 if TYPE_CHECKING:
     from posenc_export.export import Sources

@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Any, Dict, Optional
 
-from bench import marked
+from bench import json_rows, marked
 from bench.compact_svg import save
 from posenc_export.benchmark.ratios import Spread
 from posenc_export.benchmark.ratios import ratio as ratio_of
 from posenc_export.benchmark.report import Report, duration
 from posenc_export.benchmark.results import BUSY, Row
 from posenc_export.catalogue.waves import COLOURS
-from posenc_export.shared import json_rows
 
 TITLES = {
     "block": "A block of width 512 with 8 heads",
@@ -142,14 +141,19 @@ def _part(report: Report) -> str:
     machine = report.machine
     said = f"{machine.processor}, {machine.threads} threads on {machine.cores} cores.{busy}"
     works = list(dict.fromkeys((row.phase, row.tokens) for row in report.rows))
-    cells = {(row.contestant, row.phase, row.tokens): _cell(row) for row in report.rows}
+    fastest = {(row.phase, row.tokens): row for row in reversed(report.rows)}
+    cells = {
+        (row.contestant, row.phase, row.tokens): _cell(row, fastest[row.phase, row.tokens])
+        for row in report.rows
+    }
     names = dict.fromkeys(row.contestant for row in report.rows)
     lines = [[name, *(cells.get((name, *work), "") for work in works)] for name in names]
     heads = ["contestant", *(f"{phase} {tokens}" for phase, tokens in works)]
     return f"{said}\n\n{marked.markdown(heads, lines)}"
 
 
-def _cell(row: Row) -> str:
+def _cell(row: Row, fastest: Row) -> str:
     """Return the median time of a row, and its ratio to the fastest contestant."""
-    against = "" if row.ratio_to_fastest is None else f" ({row.ratio_to_fastest:.2f})"
+    times = ratio_of(row.samples_seconds, fastest.samples_seconds)
+    against = "" if times is None else f" ({times.median:.2f})"
     return f"{duration(row.median_seconds)}{against}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from posenc_export.benchmark import machine
 from posenc_export.benchmark.contestants import Contestant, gather, usable
-from posenc_export.benchmark.ratios import FEWEST, ratio, spread
+from posenc_export.benchmark.ratios import FEWEST, spread
 from posenc_export.benchmark.report import Report
 from posenc_export.benchmark.results import Loaded, Row
 from posenc_export.benchmark.workers import Worker, started
@@ -23,8 +23,6 @@ PREFILL_LIMIT = 3.0  # seconds; a prompt that takes longer is timed once
 DECODE_SHARE = 0.6  # share of the time; the rest is for prefill
 Progress = Callable[[str], None]
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
-# Of a quick run; the seconds are those of all contestants together, without loading.
-QUICK_TOKENS, QUICK_ROUNDS, QUICK_SECONDS = 512, 10, 25.0
 
 
 @dataclass
@@ -139,7 +137,7 @@ class Measurement:
         asked = (worker.ask("memory")["resident"] for worker in self.workers)
         resident = dict(zip((own.label for own in self.contestants), asked, strict=True))
         for contestant, samples in pairs:
-            of_step, over = spread(samples), ratio(samples, pairs[0][1])
+            of_step = spread(samples)
             size = self._bytes(contestant, tokens)
             bandwidth = bandwidths.get(size) if contestant.reads_known_bytes else None
             row = Row(
@@ -152,7 +150,6 @@ class Measurement:
                 p90_seconds=of_step.high,
                 samples_seconds=samples,
                 tokens_per_second=together / of_step.median,
-                ratio_to_fastest=None if over is None else over.median,
                 least_bytes=size if bandwidth else None,
                 read_bytes_per_second=bandwidth,
                 share_of_limit=size / of_step.median / bandwidth if bandwidth else None,
@@ -173,7 +170,6 @@ def _loaded(contestant: Contestant, reply: Dict[str, Any], peak: int) -> Loaded:
         dtype=manifest.dtype,
         artefact=contestant.artefact,
         artefact_digest=manifest.digest,
-        weights=reply["weights"],
         load_seconds=reply["load"],
         first_calls_seconds=reply["warm_up"],
         peak_memory_bytes=peak,
@@ -192,7 +188,6 @@ def run(
     seconds: float = 1.5,
     different_models: bool = False,
     progress: Optional[Progress] = None,
-    quick: bool = False,
     baseline: str = "",
     command: str = "",
 ) -> Report:
@@ -204,8 +199,6 @@ def run(
         prompts: tokens of a prompt at prefill; None for the contexts. As of contexts, numbers
             beyond the range of a model are skipped.
         batch, rounds, threads, seconds, progress: as for `Measurement`.
-        quick: measure QUICK_TOKENS tokens in QUICK_ROUNDS rounds, or as many as the models can
-            read, in QUICK_SECONDS, in place of contexts, prompts, rounds and seconds.
         baseline: the contestant to which times are relative; empty for the fastest.
         command: the command line that the report names, if there is one.
 
@@ -218,9 +211,6 @@ def run(
     if baseline:
         labels = [contestant.label for contestant in contestants]
         check_name("benchmark: expected baseline", baseline, labels)
-    if quick:
-        contexts = prompts = (min(QUICK_TOKENS, *(c.manifest.max_positions for c in contestants)),)
-        rounds, seconds = QUICK_ROUNDS, QUICK_SECONDS / (len(contestants) + 1)
     cached, prefilled = _tokens(contexts, prompts, contestants)
     sleeping = threads > 1 and machine.busy_machine()
     names = [*(contestant.label for contestant in contestants), "limits"]

@@ -1,6 +1,6 @@
 """A loaded contestant, and a base of sessions with one kind of call."""
 
-from typing import Any, Mapping, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -8,12 +8,11 @@ CHUNK = 1024  # most tokens per call, which limits the memory of attention score
 
 
 class Opened(NamedTuple):
-    """A loaded session; weights as in Loaded."""
+    """A loaded session."""
 
     # Its reset, prefill and step are timed. As a Session, or as a CallSession, whose outputs of a
     # prompt may be those of the last token.
     session: Any
-    weights: Mapping[str, Union[str, int]]
     # Load time without imports; None for the time of `open_session`
     seconds: Optional[float] = None
 

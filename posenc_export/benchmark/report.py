@@ -12,7 +12,7 @@ from posenc_export.runtime.artefact.places import Form
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.tables import aligned
 
-SCHEMA = 4
+SCHEMA = 5
 # Of files that a report may replace: the first keys of its JSON, and the title of its page.
 JSON = Form("bench", b'"machine": {\n  "processor": ')
 HTML = Form("bench", b"<title>posenc benchmark</title>")

@@ -1,6 +1,6 @@
 """The results of a benchmark, as fields with units in their names."""
 
-from typing import Dict, List, Optional, Union
+from typing import Dict, List, Optional
 
 from msgspec import Struct
 
@@ -46,8 +46,6 @@ class Loaded(Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str
     artefact: str  # name of the folder that it ran, or from whose description it built the model
     artefact_digest: str  # digest of that folder, as `posenc inspect` prints it
-    # {"preset": name}, {"seed": number}, or empty for the user's own model
-    weights: Dict[str, Union[str, int]]
     load_seconds: float  # load time without imports
     first_calls_seconds: float  # time of a short prompt and a step after loading
     peak_memory_bytes: int  # largest resident memory
@@ -67,8 +65,6 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
     p90_seconds: float
     samples_seconds: List[float]  # samples in the order of the rounds
     tokens_per_second: float  # rate of all rows of the batch together
-    # Median of the ratios of all rounds; None with fewer than 5 rounds
-    ratio_to_fastest: Optional[float]
     least_bytes: Optional[int]  # bytes of weights and valid cache; None at prefill and on CUDA
     read_bytes_per_second: Optional[float]  # bandwidth of reading as many bytes, in the same rounds
     share_of_limit: Optional[float]  # least_bytes / median / read_bytes_per_second

@@ -45,7 +45,7 @@ def open_session(request: Request) -> Tuple[Opened, Manifest]:
     start = time.perf_counter()
     if own:
         session = load(folder, request["provider"], threads).session(batch)
-        opened = Opened(session, manifest.source)
+        opened = Opened(session)
     else:
         opened = peer.open_session(folder, manifest, threads, batch, **runtime.options)
     if opened.seconds is None:
@@ -84,7 +84,7 @@ class Bench:
         if self.manifest.states:
             self.session.step(self.token)
         seconds = time.perf_counter() - start
-        return {"load": opened.seconds, "warm_up": seconds, "weights": dict(opened.weights)}
+        return {"load": opened.seconds, "warm_up": seconds}
 
     def prefill(self, request: Request) -> Dict[str, Any]:
         """Time one prompt of `context` tokens per row from an empty cache."""

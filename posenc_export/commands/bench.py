@@ -48,11 +48,6 @@ OPTIONS: Table = {
         "samples of each contestant and number of tokens, in turns; a ratio needs 5", 10
     ),
     "--seconds": option("measuring time in seconds for each contestant and number of tokens", 1.5),
-    "--quick": option(
-        "decide within about a minute: 512 tokens, 10 rounds, 25 seconds for all contestants, in "
-        "place of --contexts, --prefill, --rounds and --seconds",
-        action="store_true",
-    ),
     "--baseline": option(
         "the contestant to which times are relative (default: the fastest)", "", metavar="NAME"
     ),
@@ -81,7 +76,6 @@ def run(options: argparse.Namespace) -> int:
         seconds=options.seconds,
         different_models=options.different_models,
         progress=options.say,
-        quick=options.quick,
         baseline=options.baseline,
         command=shlex.join(["posenc", *sys.argv[1:]]),
     )

@@ -4,7 +4,7 @@ import argparse
 import json
 import shlex
 from pathlib import Path
-from typing import Any, Dict, Iterable, List
+from typing import Any, Dict, List
 
 from posenc_export.commands.model_argument import CALLABLE, model_of
 from posenc_export.commands.options import PART, Group, Table, block_options, nearest_model, option
@@ -167,7 +167,7 @@ def _settings(options: argparse.Namespace) -> Any:
 
 
 def _print(options: argparse.Namespace, manifests: Dict[Path, Manifest]) -> None:
-    """Print a row for each artefact, sizes that were not asked for, and what to run next."""
+    """Print a row for each artefact, and what to run next."""
     rows = []
     for folder, manifest in manifests.items():
         row = {"target": manifest.target, "folder": str(folder)}
@@ -176,31 +176,16 @@ def _print(options: argparse.Namespace, manifests: Dict[Path, Manifest]) -> None
         print(json.dumps(rows, indent=1))
     elif rows:
         show(rows)
-        print("", *_sizes(manifests.values()), *_next_steps(manifests), sep="\n")
-
-
-def _sizes(manifests: Iterable[Manifest]) -> List[str]:
-    """Return a line for each artefact: positions, slots of caches and opset."""
-    lines = []
-    for manifest in manifests:
-        parts = [f"{manifest.target}: positions 0 .. {manifest.max_positions - 1}"]
-        if manifest.in_place:
-            parts.append(f"caches of at most {manifest.max_positions} slots")
-        elif any(state.grows for state in manifest.states):
-            parts.append("caches that grow")
-        if manifest.opset:
-            opset = [f"{domain or 'ai.onnx'} {number}" for domain, number in manifest.opset.items()]
-            parts.append(f"opset {' and '.join(opset)}")
-        lines.append(", ".join(parts))
-    return lines
+        print("", *_next_steps(manifests), sep="\n")
 
 
 def _next_steps(manifests: Dict[Path, Manifest]) -> List[str]:
-    """Return commands for artefacts by folder: check the last of them, run it, and time all."""
+    """Return commands for artefacts by folder: look at the last, check and run it, and time all."""
     quoted = [shlex.quote(str(folder)) for folder in manifests]
     manifest = list(manifests.values())[-1]
     cuda = manifest.target.endswith("-cuda")
     lines = [
+        f"posenc inspect {quoted[-1]}",
         f"posenc verify {quoted[-1]}{' --provider cuda' if cuda else ''}",
         _running(list(manifests)[-1], manifest),
         f"posenc bench {' '.join(quoted)}",

@@ -47,7 +47,7 @@ def open_fake(request):
     print("libraries print to stdout")
     seconds = 0.002 if request["runtime"] == "artefact" and "slow" in folder.name else 0.0005
     manifest = manifests.read(folder)
-    return Opened(FakeSession(folder, seconds), {"seed": 3}, 0.25), manifest
+    return Opened(FakeSession(folder, seconds), 0.25), manifest
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ def row(
     fields = {
         "model": "rope 2x64 0.06M",
         "tokens_per_second": 1 / result.median,
-        "ratio_to_fastest": None,
         "least_bytes": None,
         "read_bytes_per_second": None,
         "share_of_limit": None,
@@ -42,7 +41,6 @@ def loaded(contestant: str, runtime: str = "artefact") -> Loaded:
         "float32",
         "ort",
         "0" * 64,
-        {"seed": 0},
         0.02,
         0.01,
         90_000_000,

@@ -44,7 +44,6 @@ def test_options_reach_the_measurement(asked, capsys):
         "folders": ["a", "b"],
         "runtimes": ("eager", "genai"),
         "different_models": True,
-        "quick": False,
         "baseline": "eager",
         **numbers,
     }

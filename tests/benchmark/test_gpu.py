@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from bench import gpu, gpu_kernels, gpu_page, gpu_proofs
+from bench import gpu, gpu_page, gpu_proofs
 
 HERE = {"device": "a device", "commit": "abc"}
 Parts = Dict[str, gpu.Part]
@@ -55,23 +55,17 @@ def test_a_part_ends_with_its_share_of_the_time_and_gets_what_is_left(
     monkeypatch.setattr(gpu.time, "monotonic", lambda: clock[0])
 
     def run(part: str, key: str, seconds: float) -> List[Dict[str, Any]]:
-        clock[0] += 170 if part == "kernels" else 10
+        clock[0] += 400 if part == "repaired" else 10
         ran.append((part, key))
         return [{}]
 
     assert gpu.measure(gpu.Results(tmp_path / "gpu.json", HERE), 25, False, run)
-    assert ran[0][0] == "kernels" and ran[1][0] == "repaired" and ran[-1][0] == "kernels"
+    assert ran[0][0] == "repaired" and ran[1][0] == "prompts" and ran[-1][0] == "repaired"
 
 
 def test_a_piece_that_fails_is_a_row_with_the_last_line_of_its_error(tmp_path: Path) -> None:
-    rows = gpu.in_process("kernels", "no such group", tmp_path, True, 100)
-    assert rows == [{"error": "KeyError: 'no such group'"}]
-
-
-@pytest.mark.parametrize("group", gpu_kernels.GROUPS)
-def test_kernels_of_the_cpu_are_right(group: str) -> None:
-    rows = list(gpu_kernels.rows(group, "cpu"))
-    assert len(rows) > 30 and all(row["right"] for row in rows)
+    rows = gpu.in_process("repaired", "no such model", tmp_path, True, 100)
+    assert rows == [{"error": "KeyError: 'no such model'"}]
 
 
 def test_prompts_and_steps_are_rehearsed(tmp_path: Path) -> None:
@@ -103,7 +97,7 @@ def test_tables_have_the_rows_of_all_devices_side_by_side(tmp_path: Path) -> Non
     page.write_text(gpu_page.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
     row = {"part": "steps", "piece": "p", "contestant": "ort-cuda", "weights": "int4", "rows": 1}
     row |= {"context": 128, "step": 5e-4, "memory": 900}
-    failed = {"part": "parity", "piece": "m", "kind": "decoders", "model": "decoders: rope"}
+    failed = {"part": "parity", "piece": "decoders: rope", "model": "decoders: rope"}
     failed |= {"machine": 1, "passed": False, "worst": 0.5, "at": "cell", "tolerance": 1e-3}
     rows = [{**row, "machine": 0}, {**row, "machine": 1, "step": 4e-4}, failed]
     gpu_page.write({"machines": [HERE, {"device": "other"}], "rows": rows}, page)

@@ -23,7 +23,6 @@ def report():
             [step * 1e-4 * share for share in (0.9, 1.0, 1.0, 1.0, 1.2)],
             phase,
             tokens,
-            ratio_to_fastest=float(step),
             **limit,
         )
         for phase, limit in (("decode", LIMIT), ("prefill", {}))
@@ -40,8 +39,8 @@ def test_json_reads_back_as_the_same_report(report):
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"schema": 1}, "expected schema 4, got 1"),
-        ({"rows": [{"moved": 1}]}, "expected the fields of schema 4"),
+        ({"schema": 1}, "expected schema 5, got 1"),
+        ({"rows": [{"moved": 1}]}, "expected the fields of schema 5"),
         ({"threads": 2}, "unknown field"),
     ],
 )

@@ -21,9 +21,9 @@ import sys
 from pathlib import Path
 from typing import Any, Collection, Dict, Iterator, List, Sequence
 
+from bench import json_rows
 from posenc_export.export import export
 from posenc_export.runtime.graphs import cuda_placement
-from posenc_export.shared import json_rows
 from tests.cuda_models import KINDS, weights_of
 
 TOP = Path(__file__).parents[2]

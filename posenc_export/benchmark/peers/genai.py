@@ -22,7 +22,7 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
     options = {"session_options": {"intra_op_num_threads": threads}}
     config.overlay(json.dumps({"model": {"decoder": options}}))
     session = GenaiSession(onnxruntime_genai.Model(config), manifest.max_positions)
-    return Opened(session, manifest.source)
+    return Opened(session)
 
 
 class GenaiSession(CallSession):

@@ -1,29 +1,27 @@
 """LlamaForCausalLM of transformers with the same weights, in eager mode with a DynamicCache."""
 
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any, Dict
 
 import numpy as np
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from posenc_export.benchmark.opened import CallSession, Opened
-from posenc_export.benchmark.peers.eager import Weights, rebuilt
+from posenc_export.benchmark.peers.eager import rebuilt
 from posenc_export.runtime.artefact.manifest import Manifest
 
 
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
     torch.set_num_threads(threads)
-    model, weights = llama(manifest)
-    return Opened(LlamaSession(model), weights)
+    return Opened(LlamaSession(llama(manifest)))
 
 
-def llama(manifest: Manifest) -> Tuple[LlamaForCausalLM, Weights]:
-    """Return the model of transformers with the artefact's weights, and their origin."""
-    own, weights = rebuilt(manifest)
+def llama(manifest: Manifest) -> LlamaForCausalLM:
+    """Return the model of transformers with the artefact's weights."""
     model = LlamaForCausalLM(_config(manifest.config)).eval()
-    model.load_state_dict(_renamed(own, manifest.config))
-    return model, weights
+    model.load_state_dict(_renamed(rebuilt(manifest), manifest.config))
+    return model
 
 
 def _config(config: Dict[str, Any]) -> LlamaConfig:

@@ -23,11 +23,10 @@ def open_session(
     """weights: type of GGUF of all matrices, the embedding among them."""
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "model.gguf"
-        model, origin = llama(manifest)
-        _write(path, model, gguf.GGMLQuantizationType[weights])
+        _write(path, llama(manifest), gguf.GGMLQuantizationType[weights])
         start = time.perf_counter()
         session = LlamaCppSession(path, manifest, threads, batch)
-        return Opened(session, origin, time.perf_counter() - start)
+        return Opened(session, time.perf_counter() - start)
 
 
 def _write(path: Path, model: Any, weights: gguf.GGMLQuantizationType) -> None:

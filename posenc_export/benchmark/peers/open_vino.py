@@ -26,7 +26,7 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
         "PERFORMANCE_HINT": "LATENCY",
     }
     request = core.compile_model(model, "CPU", settings).create_infer_request()
-    return Opened(OpenVinoSession(request), manifest.source)
+    return Opened(OpenVinoSession(request))
 
 
 class OpenVinoSession(CallSession):

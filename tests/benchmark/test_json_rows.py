@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc_export.shared import json_rows
+from bench import json_rows
 
 TOP = Path(__file__).parents[2]
 COMMITTED = [
