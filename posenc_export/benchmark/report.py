@@ -9,7 +9,6 @@ from msgspec import Struct
 from posenc_export.benchmark.ratios import FEWEST, headlines, ratios
 from posenc_export.benchmark.results import BUSY, Limits, Loaded, Machine, Row
 from posenc_export.runtime.artefact.places import Form
-from posenc_export.shared.refusal import refusal
 from posenc_export.shared.tables import aligned
 
 SCHEMA = 5
@@ -58,22 +57,8 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         return headlines(self.rows, self.baseline)
 
     def to_json(self) -> Dict[str, Any]:
-        """Return the report as dicts, lists, strings and numbers, which `from_json` reads."""
+        """Return the report as dicts, lists, strings and numbers."""
         return {**msgspec.to_builtins(self), "headlines": self.headlines}
-
-    @staticmethod
-    def from_json(content: Dict[str, Any]) -> "Report":
-        """Return the report that `to_json` wrote. Raise ValueError for other schemas or fields."""
-        if content.get("schema") != SCHEMA:
-            got = repr(content.get("schema"))
-            raise refusal("report", f"schema {SCHEMA}", got, "measure again with this version")
-        said = ("headlines", "verdicts")  # of this version, and of earlier ones
-        fields = {name: value for name, value in content.items() if name not in said}
-        try:
-            return msgspec.convert(fields, Report)
-        except msgspec.ValidationError as error:
-            rule = f"the fields of schema {SCHEMA}"
-            raise refusal("report", rule, f"'{error}'", "measure again") from None
 
     def table(self) -> str:
         """Return the report as plain text: aligned tables, headlines, and remarks."""

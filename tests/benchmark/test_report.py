@@ -5,6 +5,7 @@ import json
 import re
 import sys
 
+import msgspec
 import pytest
 
 from posenc_export.benchmark import page
@@ -33,20 +34,9 @@ def report():
 
 
 def test_json_reads_back_as_the_same_report(report):
-    assert Report.from_json(json.loads(json.dumps(report.to_json()))) == report
-
-
-@pytest.mark.parametrize(
-    ("change", "rule"),
-    [
-        ({"schema": 1}, "expected schema 5, got 1"),
-        ({"rows": [{"moved": 1}]}, "expected the fields of schema 5"),
-        ({"threads": 2}, "unknown field"),
-    ],
-)
-def test_a_report_with_another_schema_is_refused(change, rule, report):
-    with pytest.raises(ValueError, match=rule):
-        Report.from_json({**report.to_json(), **change})
+    content = json.loads(json.dumps(report.to_json()))
+    assert content.pop("headlines") == report.headlines
+    assert msgspec.convert(content, Report) == report
 
 
 def test_the_table_is_plain_text(report):
