@@ -38,7 +38,8 @@ h2 { font-size: 1.1rem; margin-top: 2rem } .note { color: #57606a }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: .2rem .7rem; text-align: right; vertical-align: top; white-space: nowrap;
   border-bottom: 1px solid #d8dee4 }
-th { font-weight: 600; border-bottom-color: #57606a; white-space: normal }
+th { font-weight: 600; border-bottom-color: #57606a; white-space: normal; vertical-align: bottom;
+  min-width: 5rem }
 .text { text-align: left } .best { font-weight: 700 }
 .dot { display: inline-block; width: .7rem; height: .7rem; border-radius: 50%; margin-right: .5rem }
 details { margin-top: 1rem } summary { cursor: pointer; font-weight: 600 }
