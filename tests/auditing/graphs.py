@@ -1,5 +1,6 @@
 """Graphs of tiny models as torch.onnx exports them, with and without faults of exporters."""
 
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any, Optional
@@ -46,6 +47,20 @@ def model_of(name: str, folder: Optional[Path] = None, seed: int = 1, **more: An
     if folder is not None:
         model.save_pretrained(folder / "checkpoint")
     return model.eval()
+
+
+_made = tempfile.TemporaryDirectory()
+
+
+def right(name: str, cached: bool = True) -> Path:
+    """Return a folder with the `checkpoint` and the graph right.onnx of a model, which is written
+    once in a process; tests must not modify it.
+    """
+    folder = Path(_made.name, f"{name} {cached}")
+    if not folder.exists():
+        folder.mkdir()
+        exported(model_of(name, folder), folder / "right.onnx", cached)
+    return folder
 
 
 def exported(model: Model, path: Path, cached: bool = True) -> Path:

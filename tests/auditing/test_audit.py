@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from posenc_export import audit, block_config, decoder_config, export_model, seeded
 from posenc_export.commands.cli import main
 from tests.auditing.exporter_faults import OF_GRAPHS, OTHERS, plant
-from tests.auditing.graphs import exported, model_of
+from tests.auditing.graphs import model_of, right
 
 
 def test_a_description_is_a_reference(tmp_path: Path) -> None:
@@ -26,10 +27,10 @@ def test_a_description_is_a_reference(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_fails_for_other_numbers_of_rows_is_refused(tmp_path: Path) -> None:
-    right = exported(model_of("llama", tmp_path), tmp_path / "right.onnx")
-    two_rows = "<int64[2] rows = {2, 1}>"
-    plant(right, "input_ids", "Y = Expand (X, rows)", tmp_path / "model.onnx", two_rows)
-    result = audit(tmp_path / "model.onnx", tmp_path / "checkpoint", quick=True)
+    folder, two_rows = right("llama"), "<int64[2] rows = {2, 1}>"
+    nodes = "Y = Expand (X, rows)"
+    plant(folder / "right.onnx", "input_ids", nodes, tmp_path / "model.onnx", two_rows)
+    result = audit(tmp_path / "model.onnx", folder / "checkpoint", quick=True)
     assert result.verdict == "refused" and not result.right, result.sentence
     assert "Status" not in result.sentence
 
@@ -37,9 +38,8 @@ def test_a_graph_that_fails_for_other_numbers_of_rows_is_refused(tmp_path: Path)
 @pytest.fixture(scope="module")
 def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint and model.onnx, whose caches are shifted by a slot."""
-    folder = tmp_path_factory.mktemp("wrong")
-    graph = exported(model_of("llama", folder), folder / "right.onnx")
-    OF_GRAPHS["cache shifted"].plant(graph, folder / "model.onnx")
+    folder = shutil.copytree(right("llama"), tmp_path_factory.mktemp("wrong") / "llama")
+    OF_GRAPHS["cache shifted"].plant(folder / "right.onnx", folder / "model.onnx")
     return folder
 
 
@@ -48,17 +48,16 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_program_repeats_the_first_wrong_token_and_passes_on_a_right_graph(
     fault: str, tmp_path: Path
 ) -> None:
-    right, wrong = tmp_path / "right.onnx", tmp_path / "model.onnx"
-    exported(model_of("llama", tmp_path), right)
-    {**OF_GRAPHS, **OTHERS}[fault].plant(right, wrong)
-    result = audit(wrong, tmp_path / "checkpoint", quick=True)
+    graph, wrong = right("llama") / "right.onnx", tmp_path / "model.onnx"
+    {**OF_GRAPHS, **OTHERS}[fault].plant(graph, wrong)
+    result = audit(wrong, right("llama") / "checkpoint", quick=True)
     (tmp_path / "repeat.py").write_text(result.program, "utf-8")
     imports = set(re.findall(r"^ *import (\w+)", result.program, re.MULTILINE))
     assert imports == {"base64", "ctypes", "math", "sys", "zlib", "numpy", "onnxruntime"}
     command = [sys.executable, tmp_path / "repeat.py"]
     ran = subprocess.run([*command, wrong], capture_output=True, text=True)
     assert ran.returncode == 1 and "tolerance" in ran.stdout, ran.stderr
-    assert subprocess.run([*command, right]).returncode == 0
+    assert subprocess.run([*command, graph]).returncode == 0
 
 
 def test_the_command_says_what_is_wrong_and_ends_with_1(
