@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, Dict, List, Tuple
 
 import numpy as np
+import tokenizers
 import torch
 import transformers
 
@@ -143,11 +144,17 @@ class Reading:
 
 
 def saved(name: str, folder: Path) -> Tuple[Peer, Any, List[np.ndarray]]:
-    """Save transformers' model. Return it with our decoder and the outputs of our encoder for
-    each row [q,N].
+    """Save transformers' model and a tokenizer. Return the model with our decoder and the outputs
+    of our encoder for each row [q,N].
     """
     peer = Peer(made(name), untied=name == "t5 both parts, untied")
     peer.save_pretrained(folder)
+    words = tokenizers.models.WordLevel({f"w{index}": index for index in range(61)}, "w2")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    generation = {"decoder_start_token_id": 0, "eos_token_id": 1}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
     return peer, from_pretrained(folder, part="decoder"), encoded(folder)
 
 

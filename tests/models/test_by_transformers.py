@@ -107,7 +107,7 @@ def test_experts_are_one_operation(weights: Optional[str], tmp_path: Path) -> No
     _saved("flex_olmo", tmp_path / "checkpoint")
     published = from_pretrained(tmp_path / "checkpoint")
     assert sum(isinstance(part, Chosen) for part in published.modules()) == 2
-    manifest = export_model(published, "ort", tmp_path / "a", weights=weights)
+    manifest = export_model(published, "ort", tmp_path / "a", weights=weights, verify="quick")
     assert manifest.certificate and manifest.certificate["passed"]
     assert manifest.operators["QMoE" if weights else "MoE"] == 2
 
@@ -264,9 +264,6 @@ def test_a_class_of_another_type_is_refused(granite: Path) -> None:
     ("name", "kind", "read"),
     [
         ("wav2vec2", "Wav2Vec2ForCTC", "input_values"),
-        ("hubert", "HubertModel", "input_values"),
-        ("wavlm", "WavLMForSequenceClassification", "input_values"),
-        ("wav2vec2-bert", "Wav2Vec2BertModel", "input_features"),
         ("whisper", "WhisperForConditionalGeneration", "input_features"),
         ("timesfm2_5", "TimesFm2_5ModelForPrediction", "past_values"),
     ],
@@ -283,13 +280,14 @@ def test_models_of_sound_and_series_are_refused(
     )
 
 
-RELATIVE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+RELATIVE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "num_hidden_layers": 1}
+RELATIVE["position_biased_input"] = False
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "refused"),
     [
-        ("deberta", {**RELATIVE, "position_biased_input": False}, "item chooses as many tokens"),
+        ("deberta", RELATIVE, "item chooses as many tokens"),
         pytest.param(
             "xlnet",
             {"max_position_embeddings": ...},

@@ -101,7 +101,7 @@ def test_scores_of_a_decoder_equal_those_of_transformers(
 @pytest.mark.parametrize("kind", ["AutoModel", "AutoModelForSequenceClassification"])
 def test_a_decoder_without_head_is_proved_in_its_artefact(kind: str, tmp_path: Path) -> None:
     _saved("mistral with a window", kind, tmp_path)
-    manifest = export(from_pretrained(tmp_path), "ort", tmp_path / "artefact")
+    manifest = export(from_pretrained(tmp_path), "ort", tmp_path / "artefact", verify="quick")
     assert manifest.certificate is not None and manifest.certificate["passed"]
     names, cached = [value.name for value in manifest.outputs], kind == "AutoModel"
     assert names == ["last_hidden_state"] + ([] if cached else ["logits"])

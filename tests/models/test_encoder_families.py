@@ -101,7 +101,8 @@ def test_token_types_change_hidden_states(name: str, folders: Path) -> None:
     "name", choice(["mpnet", "modernbert other", "deberta-v2"], ["deberta-v2"])
 )
 def test_an_export_of_an_encoder_is_certified_against_the_oracle(name: str, folders: Path) -> None:
-    manifest = export_model(_peer(name, folders)[1], "ort", folders / f"{name} certified")
+    place = folders / f"{name} certified"
+    manifest = export_model(_peer(name, folders)[1], "ort", place, verify="quick")
     assert manifest.certificate is not None and manifest.certificate["passed"]
     assert any(cell.startswith("oracle") for cell in manifest.certificate["cells"])
 

@@ -138,17 +138,20 @@ def test_any_value_in_a_checkpoint_of_a_decoder_is_read_or_refused_in_one_line(
     _in_turn(decoder, name, count)
 
 
+def _codec(folder: Path, file: str = "tokenizer_config.json") -> Any:
+    """Return the codec of conversations of a folder with one file."""
+    files: Any = {file: None}
+    manifest: Any = SimpleNamespace(files=files, kind="decoder", vocabulary=256, stop_ids=[])
+    return chat_codec(folder, manifest)
+
+
 @pytest.mark.parametrize("count", COUNTS)
 def test_any_value_in_settings_of_a_conversation_is_read_or_refused_in_one_line(
     count: int, tmp_path: Path
 ) -> None:
-    manifest: Any = SimpleNamespace(
-        files={"tokenizer_config.json": None}, kind="decoder", vocabulary=256, stop_ids=[]
-    )
-
     def load(values: Any) -> None:
         _write(tmp_path, "tokenizer_config.json", values)
-        chat_codec(tmp_path, manifest)
+        _codec(tmp_path)
 
     _check(SETTINGS, count, load)
 
@@ -163,31 +166,23 @@ TEMPLATES: Sequence[Any] = (
 def test_a_chat_template_of_another_form_is_refused_in_one_line(
     template: Any, tmp_path: Path
 ) -> None:
-    manifest: Any = SimpleNamespace(
-        files={"tokenizer_config.json": None}, kind="decoder", vocabulary=256, stop_ids=[]
-    )
     _write(tmp_path, "tokenizer_config.json", {"chat_template": template})
-    with pytest.raises(
-        ValueError, match=r"^chat: expected [^\n]*; save one as chat_template.jinja$"
-    ):
-        chat_codec(tmp_path, manifest)
+    rule = r"^chat: expected [^\n]*; save one as chat_template.jinja$"
+    with pytest.raises(ValueError, match=rule):
+        _codec(tmp_path)
 
 
 def test_a_special_token_that_is_no_text_is_left_out(tmp_path: Path) -> None:
-    files: Any = {"tokenizer_config.json": None}
-    manifest: Any = SimpleNamespace(files=files, kind="decoder", vocabulary=256, stop_ids=[])
     tokens = {"bos_token": 5, "eos_token": {"content": ["</s>"]}, "pad_token": {"content": "<p>"}}
     _write(tmp_path, "tokenizer_config.json", {"chat_template": "x", **tokens})
-    codec = chat_codec(tmp_path, manifest)
+    codec = _codec(tmp_path)
     assert codec is not None and codec.special == {"pad_token": "<p>"}
 
 
 def test_a_chat_template_that_is_not_unicode_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
-    files: Any = {"chat_template.jinja": None}
-    manifest: Any = SimpleNamespace(files=files, kind="decoder", vocabulary=256, stop_ids=[])
     with pytest.raises(ValueError, match=r"^chat: expected chat_template.jinja in UTF-8, [^\n]*$"):
-        chat_codec(tmp_path, manifest)
+        _codec(tmp_path, "chat_template.jinja")
 
 
 OF_LIBRARIES = (
@@ -210,32 +205,6 @@ def test_an_error_of_a_library_is_explained_in_one_line(error: Exception) -> Non
 def test_an_error_of_the_system_is_not_explained_as_one_of_content() -> None:
     with pytest.raises(OSError), explained("text: expected a text", "change it"):
         raise OSError("no space is left")
-
-
-MODULE = {
-    "idx": 1,
-    "name": "1",
-    "path": "1_Pooling",
-    "type": "sentence_transformers.models.Pooling",
-}
-MODULES: Sequence[Any] = (
-    {"idx": {}}, {"idx": "x"}, {"idx": None}, {"idx": float("nan")}, {"path": 5}, {"path": "a\0b"},
-    {"path": "x" * 5000}, {"type": ["x"]}, {"type": "a\nb"}, {"path": "\ud800"},
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("change", MODULES)
-def test_a_module_with_a_value_of_another_type_is_refused_in_one_line(
-    change: Any, sentences: Path
-) -> None:
-    content = (sentences / "modules.json").read_bytes()
-    first, _, *others = json.loads(content)
-    try:
-        _write(sentences, "modules.json", [first, {**MODULE, **change}, *others])
-        with pytest.raises(ValueError, match=r"^sentence-transformers: expected [^\n]*$"):
-            from_pretrained(sentences)
-    finally:
-        (sentences / "modules.json").write_bytes(content)
 
 
 @pytest.mark.parametrize("limit", [float("inf"), float("nan"), 1e30, 10**30, "x", [64], None])

@@ -3,6 +3,7 @@ every target compared with the float64 oracle.
 """
 
 import functools
+import itertools
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
@@ -22,6 +23,7 @@ from posenc_export.runtime import Model
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.shared.numerics import tolerance, worst_error
 from posenc_export.shared.places import evaluate
+from tests.cases import choice
 from tests.tiny import VARIANTS, block, decoder, encoder
 
 RMS: Dict[str, Any] = {"name": "rms", "epsilon": 1e-4}
@@ -154,11 +156,10 @@ MODELS: Dict[str, Any] = {
     "another theta": (_kinds(encodings=({"name": "rope", "theta": 100.0},)), 3),
     "near": (_of_encoder(sees=SIGHTS["near"]), 0),
 }  # fmt: skip
-QUICK = {
-    "all of them": ("ort", "torchscript"),
-    "chunk": ("torchscript",),
-    "near": ("torchscript",),
-}
+QUICK = [
+    ("all of them", "ort"), ("all of them", "torchscript"), ("chunk", "torchscript"),
+    ("near", "torchscript"),
+]  # fmt: skip
 
 
 @functools.lru_cache(maxsize=None)
@@ -179,41 +180,18 @@ def _spread(model: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize(
-    ("name", "target"),
-    [
-        pytest.param(
-            name,
-            target,
-            marks=[
-                pytest.mark.xdist_group(name),
-                *([] if target in QUICK.get(name, ()) else [pytest.mark.exhaustive]),
-            ],
-        )
-        for name in MODELS
-        for target in TARGETS
-    ],
-)
+@pytest.mark.parametrize(("name", "target"), choice(itertools.product(MODELS, TARGETS), QUICK))
 def test_a_model_of_these_parts_is_certified(name: str, target: str, tmp_path: Path) -> None:
     config, nodes = MODELS[name]
-    manifest = export(_sources(name), target, tmp_path / "a")
+    manifest = export(_sources(name), target, tmp_path / "a", verify="quick")
     assert manifest.certificate is not None and manifest.certificate["passed"]
     assert target != "ort" or manifest.operators.get("GroupQueryAttention", 0) == nodes
 
 
 def test_layers_of_several_kinds_share_one_table_of_angles(tmp_path: Path) -> None:
-    export(
-        Sources(seeded(_kinds(sees={"name": "window", "size": 5}))),
-        "onnx",
-        tmp_path / "a",
-        verify=False,
-    )
-    shapes = [
-        tuple(value.dims)
-        for value in onnx.load(
-            tmp_path / "a" / "model.onnx", load_external_data=False
-        ).graph.initializer
-    ]
+    export(_sources("window"), "onnx", tmp_path / "a", verify=False)
+    graph = onnx.load(tmp_path / "a" / "model.onnx", load_external_data=False).graph
+    shapes = [tuple(value.dims) for value in graph.initializer]
     assert shapes.count((1100, 8)) == 2  # cosines and sines
 
 
