@@ -74,6 +74,17 @@ def test_kept_logits_match_transformers(folders: Path) -> None:
     assert share([(logits, theirs(peer, tokens, logits_to_keep=np.arange(37, 40)))]) <= 1
 
 
+def test_temperatures_of_llama4_count_positions_where_transformers_counts_columns(
+    folders: Path,
+) -> None:
+    peer, session = _prepared("llama4_text", "eager", folders)
+    tokens = tokens_of(1)
+    padded = np.concatenate((np.zeros((1, 6), np.int64), tokens), 1)
+    mask = (np.arange(padded.shape[1]) >= 6).astype(np.int64)[None]
+    logits = session.prefill(padded, attention_mask=mask)[:, 6:]
+    assert share([(logits, theirs(peer, tokens))]) <= 1
+
+
 @pytest.mark.parametrize("name", [name for name, target in QUICK if target == "ort"])
 def test_every_layer_is_fused_on_ort(name: str, folders: Path) -> None:
     assert fused_layers(_prepared(name, "ort", folders)[1].manifest) == 2

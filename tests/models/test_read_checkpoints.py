@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from posenc_export import export_model, load
+from posenc_export import export_model
 from posenc_export.models.by_transformers import Published
 from posenc_export.models.pretrained import from_pretrained
 
@@ -72,18 +71,6 @@ def test_keys_of_published_checkpoints_are_understood(name: str, tmp_path: Path)
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, **PUBLISHED[name]}))
     assert _equal(folder, peer)
-
-
-def test_temperatures_of_llama4_count_positions_where_transformers_counts_columns(
-    tmp_path: Path,
-) -> None:
-    peer, folder = saved("llama4_text", tmp_path / "checkpoint")
-    export_model(from_pretrained(folder), "torchscript", tmp_path / "exported", verify=False)
-    session, tokens = load(tmp_path / "exported", threads=1, provider="cpu").session(), tokens_of(1)
-    wanted = theirs(peer, tokens)
-    padded = np.concatenate((np.zeros((1, 6), np.int64), tokens), 1)
-    mask = (np.arange(padded.shape[1]) >= 6).astype(np.int64)[None]
-    assert share([(session.prefill(padded, attention_mask=mask)[:, 6:], wanted)]) <= 1
 
 
 def test_layers_for_multi_token_prediction_are_ignored(tmp_path: Path) -> None:
