@@ -16,6 +16,7 @@ import torch
 from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.export import TARGETS, ExportOptions, ReadAs, Sources, export
 from posenc_export.models.presets import seeded
+from tests.cases import choice
 from tests.tiny import block, decoder, encoder
 from tests.traces import sources
 
@@ -73,15 +74,7 @@ def test_targets_that_share_a_trace_are_equal_to_targets_with_separate_traces(
         assert _bytes(tmp_path / "together" / target) == _bytes(tmp_path / "alone" / target)
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        target
-        if target in ("ort", "torchscript", "pt2")
-        else pytest.param(target, marks=pytest.mark.exhaustive)
-        for target in TARGETS  # one of each writer
-    ],
-)
+@pytest.mark.parametrize("target", choice(TARGETS, ["ort", "torchscript", "pt2"]))  # of each writer
 def test_no_artefact_holds_a_local_path(target: str, tmp_path: Path) -> None:
     export(sources(block("rope")), target, tmp_path / "artefact", verify=False)
     contents = list(_bytes(tmp_path / "artefact").values())
@@ -148,14 +141,7 @@ class Counting(PositionEncoding):
         return x + self.calls
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "onnx",
-        "pt2",
-        *(pytest.param(target, marks=pytest.mark.exhaustive) for target in ("onnx-static", "ort")),
-    ],
-)
+@pytest.mark.parametrize("target", choice(["onnx", "pt2", "onnx-static", "ort"], ["onnx", "pt2"]))
 def test_a_module_that_mutates_a_buffer_is_refused_and_nothing_is_written(
     target: str, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.records import Weights
 from posenc_export.runtime.graphs.onnx_nodes import read
 from posenc_export.runtime.verification.constants import Constants, digests_of
+from tests.cases import choice
 from tests.reading import own_modules
 from tests.tiny import decoder
 from tests.traces import sources
@@ -45,13 +46,7 @@ FORMATS = [
 ]
 # Each layout of codes once; `make test-all` takes the others, too.
 LAYOUTS = (("ort", "int8"), ("ort", "int4"), ("ort", "keep"), ("onnx-static", "int4"))
-EACH = pytest.mark.parametrize(
-    ("target", "weights"),
-    [
-        pytest.param(*case, marks=[] if case in LAYOUTS else [pytest.mark.exhaustive])
-        for case in FORMATS
-    ],
-)
+EACH = pytest.mark.parametrize(("target", "weights"), choice(FORMATS, LAYOUTS))
 _made: Dict[str, Source] = {}
 
 

@@ -31,6 +31,7 @@ from posenc_export.runtime import verify as verify_here
 from posenc_export.runtime.artefact.certificate import FORM
 from posenc_export.runtime.graphs import integer_products
 from posenc_export.shared.numerics import SAFETY, rounding_noise, tolerance, worst_error
+from tests.cases import choice
 from tests.models.checkpoints import saved
 from tests.tiny import block, encoder
 from tests.traces import sources
@@ -148,18 +149,7 @@ def test_only_linear_layers_and_the_token_table_are_rounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "weights"),
-    [
-        ("ort", "int4"),
-        pytest.param("ort", "int8", marks=pytest.mark.exhaustive),
-        *(
-            pytest.param(target, weights, marks=pytest.mark.exhaustive)
-            for target, weights in [
-                ("ort", "int4-128"),
-                *itertools.product(("onnx", "onnx-static"), FORMATS),
-            ]
-        ),
-    ],
+    ("target", "weights"), choice(itertools.product(FEW_BIT_TARGETS, FORMATS), [("ort", "int4")])
 )
 def test_a_decoder_is_verified_in_float32_and_quantized(
     target: str, weights: str, tmp_path: Path

@@ -14,6 +14,7 @@ from posenc_export.export import ReadAs, Sources
 from posenc_export.ops import recurrence
 from posenc_export.runtime import load
 from posenc_export.shared.numerics import tolerance, worst_error
+from tests.cases import combinations
 from tests.traces import artefact
 
 HEADS, SIZE, TOKENS = 4, 8, 150
@@ -84,11 +85,7 @@ def _inputs(kind: str) -> np.ndarray:
     return x.astype(np.float32)
 
 
-@pytest.mark.parametrize("kind", HARD)
-@pytest.mark.parametrize(
-    "target",
-    ["onnx", "ort", pytest.param("torchscript", marks=pytest.mark.exhaustive)],
-)
+@pytest.mark.parametrize(("kind", "target"), combinations([*HARD], ["onnx", "ort", "torchscript"]))
 def test_outputs_match_the_recurrence_in_float64(kind: str, target: str) -> None:
     sources, x = _sources(entries_of(kind)), _inputs(kind)
     model = load(artefact(sources, target), provider="cpu")
