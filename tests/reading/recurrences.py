@@ -154,12 +154,12 @@ class InlineLayer(Layer):
 
 
 class Model(nn.Module):
-    """Two layers between an embedding and a head."""
+    """Layers between an embedding and a head."""
 
-    def __init__(self, mix: Mix, layer: Any = Layer) -> None:
+    def __init__(self, mix: Mix, layer: Any = Layer, count: int = 2) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList([layer(mix) for _ in range(2)])
+        self.layers = nn.ModuleList([layer(mix) for _ in range(count)])
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from posenc_export.runtime import Session
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import format_unproved
 from posenc_export.shared.numerics import worst_error
+from tests.cases import choice
 from tests.certified import certify
 from tests.reading.own_modules import (
     MODULES,
@@ -54,13 +55,7 @@ TARGET = {
 ALL = ("onnx", "onnx-static", "ort", "ort-native", "torchscript", "pt2")
 QUICK = {("trained positions", "torchscript"), ("a window", "pt2")}
 OTHERS = [(name, target) for name in MODULES for target in ALL if target != TARGET[name]]
-CASES = [
-    *TARGET.items(),
-    *(
-        case if case in QUICK else pytest.param(*case, marks=pytest.mark.exhaustive)
-        for case in OTHERS
-    ),
-]
+CASES = choice([*TARGET.items(), *OTHERS], {*TARGET.items(), *QUICK})
 
 
 @functools.lru_cache(maxsize=None)
@@ -238,12 +233,15 @@ def test_an_encoder_has_no_cache(kind: Type[Encoder], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "weights", "target"),
-    [
-        ("trained positions", "int8", "ort"),
-        pytest.param("rotations", "int4", "ort", marks=pytest.mark.exhaustive),
-        pytest.param("retention", "int4-128", "ort", marks=pytest.mark.exhaustive),
-        pytest.param("trained positions", "int8", "onnx", marks=pytest.mark.exhaustive),
-    ],
+    choice(
+        [
+            ("trained positions", "int8", "ort"),
+            ("rotations", "int4", "ort"),
+            ("retention", "int4-128", "ort"),
+            ("trained positions", "int8", "onnx"),
+        ],
+        [("trained positions", "int8", "ort")],
+    ),  # fmt: skip
 )
 def test_linear_layers_of_a_module_are_rounded(
     name: str, weights: str, target: str, tmp_path: Path
@@ -416,7 +414,6 @@ def _certified(model: Model) -> Any:
 )
 def test_a_fault_in_the_calls_is_found_by_the_module_itself(name: str, fault: Any) -> None:
     model: Any = copy.copy(_sources(name).model)
-    assert _certified(model)["passed"]
     model._modules = {**model._modules, "calls": _Faulty(model.calls, fault)}
     cells = _certified(model)["cells"]
     assert max(cells[name] for name in cells if name.startswith("oracle")) > _tolerance(name)

@@ -25,7 +25,6 @@ QUICK = """
     kinds-of-positions nanogpt-flash nanochat window-branch rope-grown linear-cumsum convolution-cut
     ids-of-pictures weights-that-are-cast
 """.split()
-SLOW = ["flex-score"]  # without torch.compile
 REFUSED = {
     "gated-recurrence": "logcumsumexp has no state that is known",
 }
@@ -57,7 +56,7 @@ def read_of_zoo(name: str) -> Tuple[Any, nn.Module, Tensor, Tensor]:
     return read(module, example, positions, **OPTIONS[name]), module, x, before
 
 
-@pytest.mark.parametrize("name", by_name([name for name in ZOO if name not in SLOW], {}))
+@pytest.mark.parametrize("name", by_name(QUICK, {}))
 @torch.no_grad()
 def test_a_module_of_the_zoo_is_causal_and_gives_the_same_at_every_length(name: str) -> None:
     module, example, _ = ZOO[name]()
