@@ -18,6 +18,7 @@ from posenc_export.export.quantization.rounding import kept  # noqa: E402
 from posenc_export.export.read_module import as_model  # noqa: E402
 from posenc_export.models.pretrained import from_pretrained  # noqa: E402
 from posenc_export.runtime.artefact.summary import summary  # noqa: E402
+from tests.cases import choice  # noqa: E402
 from tests.models import gguf_files  # noqa: E402
 
 OF = "calls.model.model."
@@ -41,7 +42,11 @@ def _read(path: Path, kind: str = "F32", name: str = "llama wide", **kinds: str)
     return from_pretrained(path)
 
 
-@pytest.mark.parametrize("kind", BITS)
+# A scale alone, one with an offset, those of super-blocks, and the type that is rounded again.
+QUICK = ("Q5_0", "Q4_1", "Q4_K", "Q6_K")
+
+
+@pytest.mark.parametrize("kind", choice(BITS, QUICK))
 def test_blocks_are_kept_without_rounding(kind: str, tmp_path: Path) -> None:
     model = as_model(_read(tmp_path / "model.gguf", kind))
     rounded, wanted = kept(model), dict(model.named_parameters())
@@ -77,9 +82,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [pytest.param(*case, marks=pytest.mark.exhaustive) for case in CASES]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "kind"), CASES)
 def test_an_artefact_with_kept_blocks_is_certified_and_near_its_module(
     name: str, kind: str, tmp_path: Path
 ) -> None:
@@ -160,46 +164,19 @@ def test_what_cannot_be_kept_is_refused(case: str, tmp_path: Path) -> None:
 
 def test_keep_is_refused_on_other_targets(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     _read(tmp_path / "model.gguf", "Q8_0", "llama")
-    assert (
-        main(
-            [
-                "export",
-                str(tmp_path / "model.gguf"),
-                *"--target onnx --weights keep -o".split(),
-                str(tmp_path / "artefact"),
-            ]
-        )
-        == 2
-    )
-    assert (
-        "expected target ort or ort-native in float32 for weights keep, got onnx"
-        in capsys.readouterr().err
-    )
+    path, place = str(tmp_path / "model.gguf"), str(tmp_path / "artefact")
+    assert main(["export", path, "--target", "onnx", "--weights", "keep", "-o", place]) == 2
+    said = "expected target ort or ort-native in float32 for weights keep, got onnx"
+    assert said in capsys.readouterr().err
 
 
 def test_the_command_exports_a_gguf_file(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    gguf_files.write(
-        "llama",
-        gguf_files.made("llama"),
-        path,
-        metadata={"tokenizer.chat_template": "{{ messages }}", **VOCABULARY},
-    )
-    assert (
-        main(
-            [
-                "export",
-                str(path),
-                *"--target ort --no-verify -o".split(),
-                str(tmp_path / "artefact"),
-            ]
-        )
-        == 0
-    )
-    manifest = load(tmp_path / "artefact").manifest
-    assert {"tokenizer.json", "chat_template.jinja", "generation_config.json"} <= set(
-        manifest.files
-    )
+    path, place = tmp_path / "model.gguf", str(tmp_path / "artefact")
+    metadata = {"tokenizer.chat_template": "{{ messages }}", **VOCABULARY}
+    gguf_files.write("llama", gguf_files.made("llama"), path, metadata=metadata)
+    assert main(["export", str(path), "--target", "ort", "--no-verify", "-o", place]) == 0
+    manifest, text = load(place).manifest, "tokenizer.json chat_template.jinja"
+    assert {*text.split(), "generation_config.json"} <= set(manifest.files)
     assert manifest.stop_ids == [2]
 
 

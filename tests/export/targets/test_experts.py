@@ -22,6 +22,7 @@ MIXTURES: Dict[str, Dict[str, Any]] = {
     "clamped with biases": {"count": 3, "biased": True, "unit": (1.702, 1.0, 0.4)},
 }
 TARGETS = ("ort", "onnx", "onnx-static")
+PROGRAMS = ("torchscript", "pt2")  # without formats of weights
 
 
 @functools.lru_cache(maxsize=None)
@@ -39,8 +40,8 @@ def _cases(*quick: tuple) -> list:
     cases = [
         (mixture, target, weights)
         for mixture in MIXTURES
-        for target in TARGETS
-        for weights in (None, *FORMATS)
+        for target in (*TARGETS, *PROGRAMS)
+        for weights in (None, *(() if target in PROGRAMS else FORMATS))
     ]
     return [
         case if case in quick else pytest.param(*case, marks=pytest.mark.exhaustive)
@@ -51,7 +52,10 @@ def _cases(*quick: tuple) -> list:
 @pytest.mark.parametrize(
     ("mixture", "target", "weights"),
     _cases(
-        ("plain", "ort", None), ("clamped with biases", "ort", "int4"), ("plain", "ort", "int8-32")
+        ("plain", "ort", None),
+        ("clamped with biases", "ort", "int4"),
+        ("plain", "ort", "int8-32"),
+        ("clamped with biases", "pt2", None),
     ),
 )
 def test_experts_are_verified_with_the_tolerance_of_float32(
