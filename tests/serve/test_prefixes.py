@@ -8,7 +8,6 @@ from typing import Any, Dict, List
 import numpy as np
 import pytest
 
-from posenc_export.export import export
 from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.prefixes import BLOCK
@@ -17,7 +16,7 @@ from posenc_export.serve.requests import Limits, Request
 from tests.serve.models import alone, artefact, opened, prompts, slow  # noqa: F401
 from tests.serve.test_engine import Gathered
 from tests.tiny import block
-from tests.traces import sources
+from tests.traces import exported
 
 pytestmark = pytest.mark.xdist_group("serve")
 COMMON = tuple(np.random.default_rng(7).integers(97, 123, 3 * BLOCK).tolist())
@@ -109,7 +108,7 @@ def test_a_model_whose_states_are_replaced_is_served_without_sharing(tmp_path: P
     config = decoder_config(
         vocabulary=256, layers=1, hidden=40, block=block("rope", mechanism="linear", kv_heads=6)
     )
-    export(sources(config), "ort", tmp_path / "a", verify=False)
+    exported(tmp_path / "a", config, "ort")
     model, requests = opened(tmp_path / "a"), _requests(6)
     gathered = Gathered(model, Limits(rows=3, context=300, chunk=16, prefix_memory=10**7))
     gathered.engine.submit(requests)

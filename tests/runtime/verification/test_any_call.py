@@ -7,14 +7,13 @@ from typing import Any, Dict, List
 import numpy as np
 import pytest
 
-from posenc_export.export import export
 from posenc_export.runtime import load
 from posenc_export.runtime.session.prefixes import Prefixes
 from posenc_export.runtime.verification.any_call import AnyCall
 from tests.cases import combinations
 from tests.runtime.verification.test_indices import MASKS, seeing
 from tests.tiny import decoder
-from tests.traces import sources
+from tests.traces import exported
 
 TOKENS = np.arange(1, 13)[None]
 
@@ -70,7 +69,7 @@ def test_calls_of_sessions_are_among_those_of_a_proof(
     target: str, signature: str, mask: str, tmp_path: Path
 ) -> None:
     config = seeing(decoder("rope", max_positions=80), MASKS[mask])
-    export(sources(config), target, tmp_path / "a", signature=signature, verify=False)
+    exported(tmp_path / "a", config, target, signature=signature)
     model = load(tmp_path / "a", threads=1)
     graph = model.graph = Recorded(model.graph)  # type: ignore[misc, assignment]
     session, prefixes = model.session(), Prefixes(graph, 8, size=4)

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from posenc_export import runtime
-from posenc_export.export import export
 from posenc_export.runtime import load
 from posenc_export.runtime.graphs.ort_graph import OrtGraph
 from posenc_export.runtime.session.model import Model
 from tests.tiny import decoder
-from tests.traces import sources
+from tests.traces import exported
 
 
 class OnAnotherProvider(OrtGraph):
@@ -38,7 +37,7 @@ class WrongPrompts(OnAnotherProvider):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    export(sources(decoder("rope")), "ort", tmp_path / "artefact", verify=False)
+    exported(tmp_path / "artefact", decoder("rope"), "ort")
     return tmp_path / "artefact"
 
 

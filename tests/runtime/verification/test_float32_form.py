@@ -32,7 +32,7 @@ from posenc_export.runtime.verification.scenarios import Level
 from posenc_export.shared.numerics import tolerance
 from tests.faults.artefacts import described
 from tests.tiny import block, decoder
-from tests.traces import sources
+from tests.traces import exported, sources
 
 pytestmark = pytest.mark.xdist_group("rope")
 OUTLIER, CHANNELS = 100.0, [3, 17]
@@ -147,7 +147,7 @@ def test_a_file_of_half_precision_has_a_form_within_the_tolerance_of_float32(
 def test_the_tolerance_that_a_user_gives_is_that_of_the_float32_form_on_the_cpu(
     tmp_path: Path,
 ) -> None:
-    export(sources(block("rope")), "ort", tmp_path / "made", dtype="float16", verify=False)
+    exported(tmp_path / "made", block("rope"), "ort", dtype="float16")
     result = verify(tmp_path / "made", "cpu", tolerance=1e-9, quick=True)
     assert result["tolerance"] == 1e-9 and not result["passed"]
     failed = [name for name, error in result["cells"].items() if error > bound_of(result, name)]

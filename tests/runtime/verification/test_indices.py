@@ -26,7 +26,7 @@ from posenc_export.runtime.verification.claims import OPEN
 from tests.cases import combinations
 from tests.reading import own_modules
 from tests.tiny import VARIANTS, block, decoder, encoder
-from tests.traces import sources
+from tests.traces import exported, sources
 
 WINDOW, CHUNK = {"name": "window", "size": 9}, {"name": "chunk", "size": 12}
 MASKS: Dict[str, Any] = {"causal": {"name": "causal"}, "window": WINDOW, "chunk": CHUNK}
@@ -53,7 +53,7 @@ def written(
 ) -> Path:
     config = seeing(decoder(variant, max_positions=most), MASKS[mask])
     path = folder / "artefact"
-    export(sources(config), target, path, signature=signature, verify=False)
+    exported(path, config, target, signature=signature)
     return path
 
 
@@ -101,7 +101,7 @@ def test_masks_of_caches_of_windows_are_compared(mask: str, tmp_path: Path) -> N
     combinations(["ort", "onnx"], [{"name": "both"}, {"name": "near", "reach": 4}]),
 )
 def test_no_honest_encoder_is_refused(sees: Dict[str, Any], target: str, tmp_path: Path) -> None:
-    export(sources(seeing(encoder("t5"), sees)), target, tmp_path / "a", verify=False)
+    exported(tmp_path / "a", seeing(encoder("t5"), sees), target)
     assert checked(tmp_path / "a").failures == {}
 
 
@@ -153,7 +153,7 @@ HONEST = {
 
 @pytest.mark.parametrize(("name", "target"), combinations(list(HONEST), ["onnx", "ort"]))
 def test_no_honest_combination_is_refused(name: str, target: str, tmp_path: Path) -> None:
-    export(sources(HONEST[name]), target, tmp_path / "a", verify=False)
+    exported(tmp_path / "a", HONEST[name], target)
     result = checked(tmp_path / "a")
     assert result.failures == {} and not any(OPEN in why for why in result.skipped.values())
 
@@ -165,7 +165,7 @@ def test_keys_beside_a_sink_are_proved(variant: str, tmp_path: Path) -> None:
         name: replace(layer, attention=replace(layer.attention, sinks=True))
         for name, layer in config.layers.items()
     }
-    export(sources(replace(config, layers=layers)), "onnx", tmp_path / "a", verify=False)
+    exported(tmp_path / "a", replace(config, layers=layers), "onnx")
     assert (result := checked(tmp_path / "a")).failures == result.skipped == {}
     model, graph = load(tmp_path / "a", threads=1), onnx.load(tmp_path / "a/model.onnx")
     number("Sub", 1, 1)(graph.graph)  # the window
@@ -190,7 +190,7 @@ def test_the_mask_of_a_module_that_is_read_is_proved(target: str, tmp_path: Path
 
 
 def test_attention_in_both_branches_of_an_if_is_of_one_layer(tmp_path: Path) -> None:
-    export(sources(encoder("rope_dynamic-short")), "onnx", tmp_path / "a", verify=False)
+    exported(tmp_path / "a", encoder("rope_dynamic-short"), "onnx")
     assert b"else_branch" in (tmp_path / "a/model.onnx").read_bytes()
     assert checked(tmp_path / "a").failures == {}
 
@@ -199,7 +199,7 @@ def test_attention_in_both_branches_of_an_if_is_of_one_layer(tmp_path: Path) -> 
 def test_a_bias_is_proved_if_no_other_is_added(second: str, declares: bool, tmp_path: Path) -> None:
     config = block("alibi", max_positions=40)
     attention = replace(config.attention, encodings=({"name": "alibi"}, {"name": second}))
-    export(sources(replace(config, attention=attention)), "onnx", tmp_path / "a", verify=False)
+    exported(tmp_path / "a", replace(config, attention=attention), "onnx")
     result = checked(tmp_path / "a")
     assert result.failures == {}
     unknown = [reason for reason in result.skipped.values() if "declares no rule" in reason]
@@ -435,7 +435,7 @@ def test_an_artefact_that_declares_nothing_is_not_called_proved(tmp_path: Path) 
 @pytest.mark.parametrize("variant", ["alibi", "t5"])
 def test_masks_in_bfloat16_are_compared_before_the_cast(variant: str, tmp_path: Path) -> None:
     config = seeing(decoder(variant, max_positions=80), CHUNK)
-    export(sources(config), "ort-cuda", tmp_path / "a", dtype="bfloat16", verify=False)
+    exported(tmp_path / "a", config, "ort-cuda", dtype="bfloat16")
     graph, result = onnx.load(tmp_path / "a" / "model.onnx"), []
     manifest = manifests.read(tmp_path / "a")
     for change in (lambda graph: None, number("Div", 1, 1)):

@@ -15,7 +15,7 @@ from posenc_export.runtime.session.reading import Reading
 from posenc_export.runtime.verification import grid_inputs, measuring, proof
 from posenc_export.shared.numerics import worst_error
 from tests.tiny import block, decoder
-from tests.traces import sources
+from tests.traces import exported, sources
 
 QUICK = {
     "past middle, new 1",
@@ -119,7 +119,7 @@ def test_the_quick_grid_has_a_cell_for_each_kind_of_call_and_is_named_in_the_cer
 def test_the_quick_grid_sees_positions_that_are_wrong_only_behind_a_late_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    export(sources(decoder("sinusoidal")), "ort", tmp_path / "artefact", verify=False)
+    exported(tmp_path / "artefact", decoder("sinusoidal"), "ort")
     build = Reading.fill
 
     def shifted(self: Reading, *arguments: Any) -> Any:
