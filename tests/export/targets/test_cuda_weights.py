@@ -15,7 +15,7 @@ from posenc_export.runtime import load
 from posenc_export.runtime.graphs import cuda, cuda_placement, ort_options
 from posenc_export.runtime.graphs.onnx_nodes import Node, read
 from tests.cases import combinations
-from tests.traces import sources
+from tests.traces import exported, sources
 
 pytestmark = pytest.mark.xdist_group("rope")
 ROWS = "GatherBlockQuantized"
@@ -82,7 +82,7 @@ def test_rows_of_a_token_table_are_right_with_the_indices_of_cuda(
 
 
 def test_a_byte_for_each_zero_point_would_be_read_wrong_and_so_would_none(tmp_path: Path) -> None:
-    export(sources(tied(48)), "ort", tmp_path / "made", weights="int4", verify=False)
+    exported(tmp_path / "made", tied(48), "ort", weights="int4")
     parts, _ = rows_of(tmp_path / "made")
     codes = parts["codes"].reshape(len(parts["codes"]), -1)
     table = sources(tied(48)).of("float32", "int4").model.tokens.embedding.weight.detach().numpy()
@@ -152,8 +152,8 @@ def test_the_float32_form_is_verified_in_bfloat16(tmp_path: Path) -> None:
 def test_auto_takes_the_device_and_the_products_of_mixed_dtypes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    export(sources(tied(48)), "ort-cuda", tmp_path / "cuda", weights="int4", verify=False)
-    export(sources(tied(48)), "onnx", tmp_path / "onnx", weights="int4", verify=False)
+    exported(tmp_path / "cuda", tied(48), "ort-cuda", weights="int4")
+    exported(tmp_path / "onnx", tied(48), "onnx", weights="int4")
     manifests = [load(tmp_path / name, "cpu").manifest for name in ("cuda", "onnx")]
     monkeypatch.setattr(
         ort_options.onnxruntime, "get_available_providers", lambda: [cuda.NAME, "CPU"]

@@ -13,7 +13,7 @@ from posenc_export.export.targets import ort
 from posenc_export.runtime import load
 from posenc_export.runtime.session import reading
 from tests.tiny import block, decoder
-from tests.traces import sources
+from tests.traces import exported, sources
 
 pytestmark = pytest.mark.xdist_group("alibi")
 GQA = "GroupQueryAttention"
@@ -76,7 +76,7 @@ def test_steps_count_slots_in_multiples_and_give_the_outputs_of_one_call(
 ) -> None:
     slots = 16
     monkeypatch.setattr(reading, "STEP_SLOTS", slots)
-    export(sources(decoder("alibi")), "ort-cuda", tmp_path / "artefact", verify=False)
+    exported(tmp_path / "artefact", decoder("alibi"), "ort-cuda")
     model = load(tmp_path / "artefact", provider="cpu", threads=1)
     ids = np.arange(2 * (slots + 9)).reshape(2, -1) % 61
     whole, session = model.session(batch=2).prefill(ids), model.session(batch=2)

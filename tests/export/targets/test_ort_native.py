@@ -24,7 +24,7 @@ from posenc_export.runtime.verification import indices
 from posenc_export.shared.numerics import tolerance, worst_error
 from tests.kernels.calls import NAMES, built
 from tests.tiny import block, decoder
-from tests.traces import sources
+from tests.traces import exported, sources
 
 BY_DISTANCE = ("alibi", "t5", "kerple", "sandwich", "dynamic_bias")
 PICKED = {"shaw": 4, "deberta": 3, "inkling": 3, "wavlm": 3}  # outputs of the operator
@@ -164,8 +164,8 @@ def test_own_functions_are_tables_if_they_depend_on_the_distance_alone(
 def test_rows_of_several_tokens_over_a_cache_are_one_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    export(sources(decoder("rope")), "ort-native", tmp_path / "native", verify=False)
-    export(sources(decoder("rope")), "ort", tmp_path / "ort", verify=False)
+    exported(tmp_path / "native", decoder("rope"), "ort-native")
+    exported(tmp_path / "ort", decoder("rope"), "ort")
     random, runs, outputs = np.random.default_rng(0), [], []
     bind = OrtGraph.bind
 
@@ -189,7 +189,7 @@ def test_rows_of_several_tokens_over_a_cache_are_one_call(
 def test_caches_of_8_bits_and_weights_of_4_pass_the_grid(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(np.random.default_rng(0).integers(32, 127, size=2000).astype("u1").tobytes())
-    for variant in ("alibi", "deberta", "fox"):  # other scores: tests/kernels/test_operator.py
+    for variant in ("deberta", "fox"):  # other scores: tests/kernels/test_operator.py
         folder = tmp_path / variant
         config = decoder_config(256, 1, 96, block(variant))
         how = {"cache": "int8", "weights": "int4", "verify": "quick"}
@@ -225,7 +225,7 @@ def test_caches_in_float16_take_half_the_memory(tmp_path: Path) -> None:
     memory = []
     for cache in (None, "float16"):
         folder = tmp_path / str(cache)
-        export(sources(decoder("rope")), "ort-native", folder, verify=False, cache=cache)
+        exported(folder, decoder("rope"), "ort-native", cache=cache)
         memory.append(load(folder, threads=1).session().memory_of(1, 600))
     assert memory[1] == memory[0] / 2
 
@@ -248,8 +248,8 @@ def test_the_manifest_names_the_operators_and_their_version(tmp_path: Path) -> N
 def test_without_the_library_load_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    export(sources(decoder("rope")), "ort-native", tmp_path / "a", verify=False)
-    export(sources(decoder("rope", causal=False)), "ort-native", tmp_path / "b", verify=False)
+    exported(tmp_path / "a", decoder("rope"), "ort-native")
+    exported(tmp_path / "b", decoder("rope", causal=False), "ort-native")
     monkeypatch.setattr(kernel_library, "path", lambda: None)
     said = r"expected posenc-export-kernels for .*; pip install 'posenc-export\[native\]'$"
     with pytest.raises(ModuleNotFoundError, match=said):
@@ -262,7 +262,7 @@ def test_without_the_library_load_says_what_to_install(
 def test_another_library_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    export(sources(decoder("rope")), "ort-native", tmp_path / "a", verify=False)
+    exported(tmp_path / "a", decoder("rope"), "ort-native")
     other = tmp_path / "other.so"
     other.write_bytes(b"no library")
     monkeypatch.setenv(kernel_library.VARIABLE, str(other))

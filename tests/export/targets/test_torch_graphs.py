@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc_export.export import export
 from posenc_export.export.targets.torch_files import _merge_equal_nodes, laid_out
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.graphs.torch_files import read_program
 from tests.tiny import decoder
-from tests.traces import sources
+from tests.traces import exported
 
 pytestmark = pytest.mark.xdist_group("plain runtimes")
 
@@ -38,7 +37,7 @@ def weights_of_linear_layers(folder: Path, target: str) -> List[Tensor]:
 def test_weights_are_contiguous_along_their_longer_axis_except_a_table_that_is_also_looked_up(
     target: str, tmp_path: Path
 ) -> None:
-    export(sources(decoder("rope")), target, tmp_path / "artefact", verify=False)
+    exported(tmp_path / "artefact", decoder("rope"), target)
     *weights, head = weights_of_linear_layers(tmp_path / "artefact", target)
     assert {weight.stride().index(1) for weight in weights} == {0, 1}
     assert all(weight.stride()[weight.shape.index(max(weight.shape))] == 1 for weight in weights)
