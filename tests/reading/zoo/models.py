@@ -351,26 +351,6 @@ class KindsOfPositions(nn.Module):
         return self.head(x + self.attention(x))
 
 
-@specimen("padding-eye")
-class PaddingEye(nn.Module):
-    """Token 0 is padding, hidden from all but itself by a bool mask made of ids."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.qkv = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
-        self.head = nn.Linear(WIDTH, VOCABULARY)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        T = ids.size(1)
-        q, k, v = self.qkv(self.embed(ids)).unflatten(-1, (3, HEADS, SIZE)).unbind(2)
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        scores = torch.einsum("bhid,bhjd->bhij", q, k) / SIZE**0.5
-        seen = torch.tril(torch.ones(T, T)).bool() & (ids != 0)[:, None, None, :]
-        seen = seen | torch.eye(T, dtype=torch.bool)
-        scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
-        return self.head((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-
-
 @specimen("documents")
 class Documents(nn.Module):
     """Token 0 begins a document, whose tokens see one another alone."""
