@@ -1,6 +1,4 @@
-"""Measuring with several sessions in parallel, as for large models, compared with a single
-session.
-"""
+"""Measuring the cells of a grid, which is shorter for large models and quick ones."""
 
 from pathlib import Path
 from typing import Any
@@ -58,15 +56,6 @@ def test_the_worst_error_of_large_outputs_is_that_of_all_numbers_at_once(dtype: 
     for one, other in ((actual, expected), (actual[:, 1::2, ::3], expected[:, 1::2, ::3])):
         wide = np.abs(one.astype(np.float64) - other.astype(np.float64)).max()
         assert worst_error(one, other) == wide / float(np.abs(other).max())
-
-
-def test_an_output_that_is_no_number_is_an_infinite_error_wherever_it_stands() -> None:
-    expected = np.ones((2, 100_000), np.float32)
-    for value in (np.nan, np.inf, -np.inf):
-        actual = expected.copy()
-        actual[1, -1] = value
-        assert worst_error(actual, expected) == np.inf
-        assert worst_error(expected, actual) == np.inf
 
 
 def test_the_grid_of_a_large_model_is_shorter_and_still_sees_a_wrong_position(
