@@ -9,7 +9,6 @@ import pytest
 
 from posenc_export.benchmark import machine, run, workers
 from posenc_export.benchmark.workers import Worker, started
-from posenc_export.export import TARGETS
 from posenc_export.export.describe import describe as described
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config
@@ -36,7 +35,7 @@ def folder(tmp_path, monkeypatch):
         (tmp_path / name / "model.onnx").write_bytes(b"")
         block = block_config(width, 4, 128, encoding={"name": "nope"}, causal=cached)
         entry = {"model.onnx": files.entry(tmp_path / name / "model.onnx")}
-        manifest = described(seeded(block), target, "positions", TARGETS[target])
+        manifest = described(seeded(block), target, "positions")
         manifests.write(manifest.replace(files=entry), tmp_path / name)
         return tmp_path / name
 

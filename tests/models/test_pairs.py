@@ -178,7 +178,7 @@ REFUSED: Dict[str, Tuple[Any, str]] = {
     ),
     "another width": (
         lambda session, rows: session.prefill([[3]], encoder=[rows[0][:, :-1]]),
-        r"expected rows of encoder of shape \['encoder_sequence_length', 384\]",
+        r"expected a row of encoder of shape \['encoder_sequence_length', 384\]",
     ),
     "a second time": (
         lambda session, rows: (
