@@ -365,6 +365,7 @@ OPERATORS: Dict[str, Writer] = {
     **{n: _direct("Or self other") for n in ("__or__", "logical_or")},
     "rsub": _direct("Sub ~other ~self"),
     "logical_not": _direct("Not self"),
+    "ne": lambda p, a, y: p.node("Not", OPERATORS["eq"](p, a, y)),
     "to": lambda p, a, y: p.cast(a["self"], y.dtype),
     "clone": _direct("Identity self"),
     "where": _direct("Where condition ~self ~other"),
