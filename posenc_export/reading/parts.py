@@ -220,7 +220,8 @@ def whole_of(short: Capture, module: OneTensor) -> Capture:
         Refused: a layer is called twice.
     """
     layers, held = Layers(short.graph, short.copies), tensors_of(module)
-    names = {node: name for node, name in short.names.items() if name in held}
+    read = set(short.graph.nodes)  # those of complex numbers are read as their parts
+    names = {node: name for node, name in short.names.items() if name in held and node in read}
     weights = layers.weights(names)
     whole = _Whole(short.graph, short.copies, names, weights, [[] for _ in weights])
     known = whole.known

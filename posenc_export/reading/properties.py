@@ -213,18 +213,21 @@ class Properties:
 
     def _options(self, node: Node) -> List[Tuple[Reads, Roles]]:
         """Return the roles in which a node may read its inputs, and those of its output; those
-        with keys last and with few values read at keys come first.
+        with keys last, with the entries beside tokens that its inputs have, and with few values
+        read at keys come first.
         """
         inputs = inputs_of(node)
         added = {"Q"} if node.target is aten.expand.default else set()  # values of keys, repeated
 
-        def cost(option: Tuple[Reads, Roles]) -> Tuple[bool, int]:
+        def cost(option: Tuple[Reads, Roles]) -> Tuple[bool, bool, int]:
             changed = sum(
                 read is not self.steps[other].roles
                 for other, read in zip(inputs, option[0], strict=True)
                 if self.values.kind[other] == "data"
             )
-            return tokens(option[1]) == self.turned, changed
+            read = {factor for roles in option[0] if roles for factor in factors(roles)}
+            of_tokens = {factor for factor in factors(option[1]) if factor.kind in OF_TOKENS}
+            return tokens(option[1]) == self.turned, not of_tokens <= read, changed
 
         options = [
             (reads, roles)

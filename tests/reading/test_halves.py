@@ -92,7 +92,7 @@ def test_artefacts_in_half_precision_agree_with_the_module(
     got = session.prefill(given).astype(np.float64)
     with torch.no_grad():
         wanted = outputs(model.captured.module, x).numpy()
-    assert worst_error(got, wanted) <= 30 * FLOAT16_NOISE
+    assert worst_error(got, wanted) <= 40 * FLOAT16_NOISE
 
 
 def test_only_weights_of_products_are_rounded() -> None:

@@ -134,17 +134,17 @@ class RMSNorm(nn.Module):
 
 @specimen("llama-complex")
 class LlamaComplex(nn.Module):
-    """Complex rotation, keys repeated by expand, a mask from full and triu, start_pos at 0."""
+    """Complex rotation by a buffer, keys repeated by expand, a mask from full and triu, start_pos
+    at 0, two layers that are alike.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.tok_embeddings = nn.Embedding(VOCABULARY, WIDTH)
-        self.norms = nn.ModuleList(RMSNorm() for _ in range(3))
-        self.wqkv = nn.ModuleList(nn.Linear(WIDTH, 8 * SIZE, bias=False) for _ in range(2))
-        self.wo = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+        self.tok_embeddings, self.norm = nn.Embedding(VOCABULARY, WIDTH), RMSNorm()
+        self.layers = nn.ModuleList(ComplexLayer() for _ in range(2))
         self.output = nn.Linear(WIDTH, VOCABULARY, bias=False)
         turns = angles(2 * POSITIONS)
-        self.freqs_cis = torch.polar(torch.ones_like(turns), turns)
+        self.register_buffer("freqs_cis", torch.polar(torch.ones_like(turns), turns))
 
     def forward(self, tokens: Tensor, start_pos: int = 0) -> Tensor:
         _, seqlen = tokens.shape
@@ -154,13 +154,21 @@ class LlamaComplex(nn.Module):
         if seqlen > 1:
             mask = torch.full((seqlen, seqlen), float("-inf"), device=tokens.device)
             mask = torch.triu(mask, diagonal=1).type_as(h)
-        for i in range(2):
-            h = h + self.attention(i, self.norms[i](h), freqs_cis, mask)
-        return self.output(self.norms[2](h)).float()
+        for layer in self.layers:
+            h = layer(h, freqs_cis, mask)
+        return self.output(self.norm(h)).float()
 
-    def attention(self, i: int, x: Tensor, freqs_cis: Tensor, mask: Optional[Tensor]) -> Tensor:
-        bsz, seqlen, _ = x.shape
-        heads = self.wqkv[i](x).view(bsz, seqlen, 8, SIZE)
+
+class ComplexLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = RMSNorm()
+        self.wqkv = nn.Linear(WIDTH, 8 * SIZE, bias=False)
+        self.wo = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, h: Tensor, freqs_cis: Tensor, mask: Optional[Tensor]) -> Tensor:
+        bsz, seqlen, _ = h.shape
+        heads = self.wqkv(self.norm(h)).view(bsz, seqlen, 8, SIZE)
         xq, xk, xv = heads[:, :, :4], heads[:, :, 4:6], heads[:, :, 6:]
         xq, xk = (self.rotary(t, freqs_cis) for t in (xq, xk))
         keys, values = (
@@ -172,7 +180,7 @@ class LlamaComplex(nn.Module):
             scores = scores + mask
         scores = F.softmax(scores.float(), dim=-1).type_as(xq)
         y = torch.matmul(scores, values.transpose(1, 2)).transpose(1, 2).contiguous()
-        return self.wo[i](y.view(bsz, seqlen, -1))
+        return h + self.wo(y.view(bsz, seqlen, -1))
 
     @staticmethod
     def rotary(x: Tensor, freqs_cis: Tensor) -> Tensor:
