@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from posenc_export.runtime.artefact.schema import Manifest
+from posenc_export.shared.refusal import refusal
 
 Described = Mapping[str, Any]
 # Of a module that was read, the graph is proved, and the reading compared with calls of the module.
@@ -65,8 +66,8 @@ def _convert(value: Any, kind: Any) -> Any:
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        rule = "expected the config of a model"
-        raise ValueError(f"manifest: {rule}, got another: {error}") from None
+        remedy = "export again"
+        raise refusal("verify", "the config of a model", f"another ({error})", remedy) from None
     return value
 
 
