@@ -31,7 +31,7 @@ def test_the_grid_proves_a_pooled_output_on_every_target(
     ]
     cells = manifest.certificate["cells"] if manifest.certificate else {}
     assert {f"sentence_embedding, {cell}" for cell in READ_OUTS} | {"sentence_embedding"} <= {
-        name.partition(": ")[2] for name in cells
+        name.rpartition(": ")[2] for name in cells
     }
 
 
