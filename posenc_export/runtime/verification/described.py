@@ -46,7 +46,8 @@ def attentions(manifest: Manifest) -> List[Described]:
     layers = _convert(config.get("layers", {}), Dict[str, Dict[str, Any]])
     order = _convert(config.get("order", []), List[str])
     if not set(order) <= set(layers):
-        raise ValueError(f"manifest: expected layers {order} in config, got {sorted(layers)}")
+        rule = f"layers {order} in config"
+        raise refusal("verify", rule, sorted(layers), "export again")
     return [_convert(layers[name].get("attention"), _Attention) for name in order]
 
 

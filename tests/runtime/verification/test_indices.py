@@ -459,5 +459,5 @@ def test_a_mask_of_a_layer_that_declares_nothing_is_a_failure(tmp_path: Path) ->
 )
 def test_a_config_that_describes_no_model_is_refused(config: Any) -> None:
     manifest = cast(Manifest, SimpleNamespace(config=config))
-    with pytest.raises(ValueError, match="manifest: expected"):
+    with pytest.raises(ValueError, match="verify: expected"):
         described.attentions(manifest)
