@@ -1,5 +1,5 @@
 """Faults by trial in models of transformers: copies with another configuration, as exporters get
-it wrong. Compare export/hypotheses.py, which changes descriptions.
+it wrong. export/hypotheses.py tries those of descriptions.
 """
 
 from typing import Any, Callable, Iterator, Tuple

@@ -1,5 +1,6 @@
-"""Faults by trial: models that differ from one in a number or rule, as exporters and descriptions
-get them wrong. A fault is named if such a model gives the outputs that were found.
+"""Faults by trial: models that differ from one in a number or rule. A fault is named if a model
+that has it gives the outputs that were found. Those of descriptions of weights are listed here, for
+`compare`; those of checkpoints, for audits, in auditing/configurations.py.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import torch
 from msgspec.structs import replace
 
 from posenc_export.export.expected import eager_session, full_pass
-from posenc_export.models import block, parameters, stack
+from posenc_export.models import block, parameters
 from posenc_export.models.attention_config import AttentionConfig
 from posenc_export.models.by_transformers import Published
 from posenc_export.models.whole_pass import encodings_in
@@ -126,18 +127,16 @@ def factors_of(size: int) -> Iterator[float]:
 
 
 def changed(model: Any, change: Change) -> Any:
-    """Return a model with the same weights whose attentions are changed; None if none changes, or
-    if the change is not that of a model.
+    """Return a block or stack with the same weights whose attentions are changed; None if none
+    changes, or if weights of other shapes are needed.
     """
     config: Any = model.config
     if isinstance(model, block.AttentionBlock):
         described = replace(config, attention=change(config.attention))
-    elif isinstance(model, stack.Stack):
+    else:
         changes = {name: change(layer.attention) for name, layer in config.layers.items()}
         layers = {n: replace(config.layers[n], attention=a) for n, a in changes.items()}
         described = replace(config, layers=layers)
-    else:
-        return None
     if described == config:
         return None
     with torch.device("meta"):

@@ -17,7 +17,9 @@ from posenc_export.ops.layers import EDGE
 from posenc_export.reading.values import LAYOUT, aten, packet
 
 PRODUCTS = {aten.linear, aten.matmul, aten.mm, aten.bmm, aten.addmm, aten.einsum, aten.embedding}
-BIAS = {aten.linear: slice(2, None), aten.addmm: slice(1)}  # arguments of a product
+# Arguments of a product that are its bias. A product is rounded if its weight may be: a router,
+# whose weight may not, stays in float32 with its bias.
+BIAS = {aten.linear: slice(2, None), aten.addmm: slice(1)}
 # Which arguments of a semantic operation have the dtype of activations.
 OPERANDS: Dict[Any, List[int]] = {
     ops.append: [0, 1],
@@ -79,7 +81,7 @@ def _operands(node: Node, trained: Collection[str]) -> List[Node]:
     if packet(node) in PRODUCTS:
         inputs = [one for one in node.all_input_nodes if _floats(one)]
         bias = node.args[BIAS[packet(node)]] if packet(node) in BIAS else ()
-        weights = [one for one in inputs if one not in bias]  # that of a router is no such product
+        weights = [one for one in inputs if one not in bias]
         return inputs if any(_weight(one, trained) for one in weights) else []
     read = [node.args[i] for i in OPERANDS.get(node.target, ()) if i < len(node.args)]
     return [one for one in read if isinstance(one, Node)]
