@@ -36,6 +36,7 @@ PINNED: Dict[str, Tuple[int, int, str, str]] = {
     "cope": (1, 0, "captured", ""),
     "inkling": (1, 0, "captured", ""),
     "fox_pair": (1, 0, "captured", ""),
+    "boxes": (1, 0, "captured", ""),  # the shape of a mask of keys alone, for all queries
     # a matrix for each head, which MatMul addresses from the host
     "deberta": (0, 0, "not captured", ""),
     "transformer_xl": (0, 0, "not captured", ""),
