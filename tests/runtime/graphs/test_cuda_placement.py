@@ -33,10 +33,9 @@ PINNED: Dict[str, Tuple[int, int, str, str]] = {
     "conditional_conv_2d": (2, 0, "captured", "Conv"),
     "rope_2d": (2, 0, "captured", ""),
     "shaw": (4, 0, "captured", ""),
-    "cope": (1, 0, "captured", ""),
-    "inkling": (1, 0, "captured", ""),
-    "fox_pair": (1, 0, "captured", ""),
-    "boxes": (1, 0, "captured", ""),  # the shape of a mask of keys alone, for all queries
+    **dict.fromkeys(  # a shape, computed from sizes of inputs
+        ("cope", "inkling", "fox_pair", "boxes", "fire", "wavlm"), (1, 0, "captured", "")
+    ),
     # a matrix for each head, which MatMul addresses from the host
     "deberta": (0, 0, "not captured", ""),
     "transformer_xl": (0, 0, "not captured", ""),
