@@ -6,6 +6,7 @@ Driver document the other keys. Whether a call must be refused is decided from t
 fed, not by asking the session.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from unittest import mock
@@ -21,10 +22,7 @@ from tests.fuzz.wrong import wrong_calls
 
 Call = Dict[str, Any]
 SESSIONS = 3  # most sessions at a time
-BLOCKS, BLOCK = (
-    4,
-    4,
-)  # blocks of kept prefixes, and tokens of a block: few, so that some are replaced
+BLOCKS, BLOCK = 4, 4  # of kept prefixes, and tokens of one: few, so that some are replaced
 WATCHED = 6  # number of the latest outputs that are checked for later writes
 
 
@@ -61,16 +59,12 @@ class Driver:
 
     def __init__(self, subject: Subject, options: Dict[str, Any]) -> None:
         self.subject, self.manifest, self.options = subject, subject.manifest, options
-        self.limit, self.capacity = (
-            options["rewind"],
-            min(options["capacity"] or subject.spec.size, subject.spec.size),
-        )
+        self.limit, size = options["rewind"], subject.spec.size
+        self.capacity = min(options["capacity"] or size, size)
         self.twins = [Twin(subject.model.session(**options), [])]
-        self.prefixes = (
-            Prefixes(subject.model.graph, BLOCKS, BLOCK)
-            if subject.cached and can_share(self.manifest)
-            else None
-        )
+        self.prefixes: Optional[Prefixes] = None
+        if subject.cached and can_share(self.manifest):
+            self.prefixes = Prefixes(subject.model.graph, BLOCKS, BLOCK)
         self.owned: List[Tuple[np.ndarray, np.ndarray]] = []
         self.calls = self.steps = self.refused = self.explained = 0
         self.worst: Dict[str, float] = {}
@@ -101,27 +95,11 @@ class Driver:
         None for a list of rows; chunk; keep, as logits_to_keep.
         """
         rows = self._before(twin, len(call["rows"]), call["start"])
-        more = [
-            [Token(text % TEXTS, self._beside(beside))] * count
-            for text, beside, count in call["rows"]
-        ]
-        starts = (
-            np.broadcast_to(0 if call["start"] is None else call["start"], len(more))
-            if np.shape(call["start"]) in ((), (len(more),))
-            else None
-        )
+        more, starts = self._asked(call)
         wrong = starts is None or rows is None or not any(more) or self._beyond(rows, more)
-        if (
-            not wrong
-            and call["start"] is not None
-            and rows is not None
-            and any(row.length for row in rows)
-        ):
-            wrong = any(
-                row.start + row.length != start
-                for row, tokens, start in zip(rows, more, starts, strict=True)
-                if tokens
-            )
+        if not wrong and call["start"] is not None and any(row.length for row in rows or ()):
+            places = zip(rows or (), more, starts, strict=True)
+            wrong = any(row.start + row.length != start for row, new, start in places if new)
         elif self.manifest.signature == "mask" and starts is not None and starts.any():
             wrong = True
         arguments, columns = self._given(call, more, rows)
@@ -132,6 +110,13 @@ class Driver:
         assert rows is not None
         self._take(rows, more, call, twin.session.prefill(**arguments), columns)
         twin.rows = rows
+
+    def _asked(self, call: Call) -> Tuple[List[List[Token]], Any]:
+        """Return the tokens of each row of a call, and their starts; None for a wrong number."""
+        more = [[self._token(text, beside)] * n for text, beside, n in call["rows"]]
+        start = 0 if call["start"] is None else call["start"]
+        fits = np.shape(start) in ((), (len(more),))
+        return more, np.broadcast_to(start, len(more)) if fits else None
 
     def _before(self, twin: Twin, count: int, start: Any) -> Optional[List[Reading]]:
         """Return the rows before a prefill of `count` rows, or None if this prefill is not
@@ -147,10 +132,8 @@ class Driver:
             starts = [int(n) for n in np.broadcast_to(0 if start is None else start, count)]
         else:
             return None
-        return [
-            Reading(first, self.limit, source=source)
-            for first, source in zip(starts, sources, strict=True)
-        ]
+        both = zip(starts, sources, strict=True)
+        return [Reading(first, self.limit, source=source) for first, source in both]
 
     def _sources(self, count: int) -> List[int]:
         """Choose the encoder sequence of each of `count` new rows; different ones for each call."""
@@ -184,29 +167,19 @@ class Driver:
         tokens.
         """
         tokens, numbers = self._contents(more, rows or [Reading(0, self.limit) for _ in more])
-        count, kinds, mask = (
-            [len(part) for part in tokens],
-            [np.int64, bool, np.float32, np.uint8],
-            None,
-        )
-        columns = [np.arange(n) for n in count]
-        if call["padding"] is not None:
-            random, width = (
-                np.random.default_rng(call["padding"]),
-                max(count, default=0) + call["padding"] % 4,
-            )
+        count, mask, seed = [len(part) for part in tokens], None, call["padding"]
+        columns, width = [np.arange(n) for n in count], max(count, default=0)
+        if seed is not None:
+            random, width = np.random.default_rng(seed), width + seed % 4
             columns = [int(random.integers(width - n + 1)) + np.arange(n) for n in count]
-            inputs: Any = np.resize(
-                self.subject.texts[1], (len(count), width, *self.subject.texts.shape[2:])
-            )
-            mask = np.zeros((len(count), width), kinds[call["padding"] % 4])
+            texts = self.subject.texts
+            inputs: Any = np.resize(texts[1], (len(count), width, *texts.shape[2:]))
+            kind: Any = (np.int64, bool, np.float32, np.uint8)[seed % 4]
+            mask = np.zeros((len(count), width), kind)
             for row, where in enumerate(columns):
                 inputs[row, where], mask[row, where] = tokens[row], 1
         else:
-            inputs, width = (
-                [list(row) if index % 2 else row for index, row in enumerate(tokens)],
-                max(count, default=0),
-            )
+            inputs = [list(row) if index % 2 else row for index, row in enumerate(tokens)]
             # Few tokens as an array are a call that the session repeats with a binding that it
             # keeps.
             if self.calls % 2 and len(set(count)) == 1:
@@ -214,13 +187,8 @@ class Driver:
         beside = np.zeros((self.subject.beside.shape[1], len(count), width), np.int64)
         for row, where in enumerate(columns):
             beside[:, row, where] = numbers[row]
-        arguments = {
-            "inputs": inputs,
-            "start": call["start"],
-            "attention_mask": mask,
-            "chunk": call["chunk"],
-            "logits_to_keep": call.get("keep"),
-        }
+        arguments = {"inputs": inputs, "start": call["start"], "attention_mask": mask}
+        arguments |= {"chunk": call["chunk"], "logits_to_keep": call.get("keep")}
         if any(token.beside >= 0 for row in more for token in row):
             arguments |= {"grid": beside} if self.manifest.axes else {}
         return arguments, columns
@@ -231,21 +199,15 @@ class Driver:
         """Return the next tokens of each row and their attributes. If they exceed the range, so
         that the call is refused, only the shapes are right.
         """
-        size, subject = self.subject.spec.size, self.subject
+        subject, axes = self.subject, self.subject.beside.shape[1]
         whole = [[*row.tokens, *tokens] for row, tokens in zip(rows, more, strict=True)]
-        if all(len(tokens) <= size for tokens in whole):
-            tokens = [
-                subject.tokens(row, reading.length)
-                for row, reading in zip(whole, rows, strict=True)
-            ]
-            return tokens, [
-                subject.numbers(row, reading.start, reading.length)
-                for row, reading in zip(whole, rows, strict=True)
-            ]
-        counts = [len(part) for part in more]
-        return [np.resize(subject.texts[0], (n, *subject.texts.shape[2:])) for n in counts], [
-            np.zeros((subject.beside.shape[1], n), np.int64) for n in counts
-        ]
+        if any(len(tokens) > subject.spec.size for tokens in whole):
+            shape, counts = subject.texts.shape[2:], [len(part) for part in more]
+            none = [np.zeros((axes, n), np.int64) for n in counts]
+            return [np.resize(subject.texts[0], (n, *shape)) for n in counts], none
+        pairs = [*zip(whole, rows, strict=True)]
+        numbers = [subject.numbers(row, known.start, known.length) for row, known in pairs]
+        return [subject.tokens(row, known.length) for row, known in pairs], numbers
 
     def _take(
         self,
@@ -262,11 +224,9 @@ class Driver:
         rest = output.copy()
         for index, (row, tokens) in enumerate(zip(rows, more, strict=True)):
             row.read(tokens, size)
-            where = (
-                output.shape[1] - 1 - np.arange(min(keep, len(tokens)))[::-1]
-                if keep
-                else columns[index]
-            )
+            where = columns[index]
+            if keep:
+                where = output.shape[1] - 1 - np.arange(min(keep, len(tokens)))[::-1]
             rest[index, where] = 0
             if tokens:
                 self._compare(output[index, where], row, row.length - len(where), call)
@@ -279,48 +239,36 @@ class Driver:
     def _step(self, twin: Twin, call: Call) -> None:
         """Keys: times; texts, one per row; copy."""
         for _ in range(call["times"]):
-            more = [
-                [Token(call["texts"][index % len(call["texts"])] % TEXTS)]
-                for index in range(len(twin.rows))
-            ]
+            more = self._next(twin, call)
             if not self.subject.cached or not twin.rows or self._beyond(twin.rows, more):
-                self._must_refuse(
-                    twin,
-                    lambda: twin.session.step(
-                        np.repeat(self.subject.texts[:1, 0], max(len(twin.rows), 1), 0)
-                    ),
-                )
+                some = np.repeat(self.subject.texts[:1, 0], max(len(twin.rows), 1), 0)
+                self._must_refuse(twin, lambda some=some: twin.session.step(some))  # type: ignore[misc]
                 return
             for row, tokens in zip(twin.rows, more, strict=True):
                 row.read(tokens, 1)
             self.steps += 1
-            output = twin.session.step(
-                np.concatenate(
-                    [self.subject.tokens(row.tokens, row.length - 1) for row in twin.rows]
-                ),
-                copy=call["copy"],
-            )
+            last = [self.subject.tokens(row.tokens, row.length - 1) for row in twin.rows]
+            output = twin.session.step(np.concatenate(last), copy=call["copy"])
             for index, row in enumerate(twin.rows):
                 self._compare(output[index : index + 1], row, row.length - 1, call)
             if call["copy"]:
                 self._own(output)
 
+    def _next(self, twin: Twin, call: Call) -> List[List[Token]]:
+        """Return the token of each row that a call with texts reads."""
+        texts = call["texts"]
+        return [[Token(texts[index % len(texts)] % TEXTS)] for index in range(len(twin.rows))]
+
     def _speculate(self, twin: Twin, call: Call) -> None:
         """Keys: times; texts, one per row. Generate in a fork, with drafts that are looked up
         wherever possible, and compare with what plain decoding chooses.
         """
-        more = [
-            [Token(call["texts"][index % len(call["texts"])] % TEXTS)]
-            for index in range(len(twin.rows))
-        ]
+        more, times = self._next(twin, call), call["times"]
         forgets = self.subject.replaces or self.subject.windows
         short = forgets and self.limit < generation.LEAST_REWIND
-        if (
-            self.manifest.kind != "decoder"
-            or not twin.rows
-            or short
-            or self._beyond(twin.rows, [tokens * call["times"] for tokens in more])
-        ):
+        if self.manifest.kind != "decoder" or not twin.rows or short:
+            return
+        if self._beyond(twin.rows, [tokens * times for tokens in more]):
             return
         session, plain = twin.session.fork(), twin.session.fork()
         prompt = [
@@ -329,18 +277,14 @@ class Driver:
         ]
         before = [self.subject.tokens(row.tokens, 0) for row in twin.rows]
         with mock.patch.object(generation, "next_count", lambda count, right: 3):
-            drafted = list(
-                session.generate(prompt, call["times"], stop=(), speculate="lookup", before=before)
-            )
-        ids = np.stack(drafted, axis=1)
-        assert session.length.tolist() == [row.length + call["times"] for row in twin.rows], (
-            f"got lengths {session.length.tolist()}"
-        )
+            drafts = session.generate(prompt, times, stop=(), speculate="lookup", before=before)
+            ids = np.stack(list(drafts), axis=1)
+        lengths = session.length.tolist()
+        assert lengths == [row.length + times for row in twin.rows], f"got lengths {lengths}"
         for index, row in enumerate(twin.rows):
-            expected = self.subject.expected(
-                row.start, [*row.tokens, *more[index]], row.source
-            ).values()
-            bound = max(against.bound for _, against in expected)
+            whole = [*row.tokens, *more[index]]
+            expected = self.subject.expected(row.start, whole, row.source)
+            bound = max(against.bound for _, against in expected.values())
             read: List[Any] = [[]] * len(twin.rows)
             read[index] = [*prompt[index], *ids[index, :-1]]
             logits = plain.prefill(read)[index]
@@ -355,25 +299,14 @@ class Driver:
         fits = isinstance(n, int) or len(n) == max(len(rows), 1)
         back = [n] * max(len(rows), 1) if isinstance(n, int) else list(n)
         held = [row.length for row in rows] or [0]
-        wrong = (
-            not self.subject.cached
-            or not fits
-            or any(not 0 <= count <= most for count, most in zip(back, held, strict=False))
-        )
-        if (
-            not wrong
-            and self.subject.replaces
-            and any(
-                count > row.length - row.reach
-                for count, row in zip(back, rows, strict=False)
-                if count
-            )
-        ):
-            assert any(not row.remembers(count) for count, row in zip(back, rows, strict=False)), (
-                "rewinds within the limit are remembered"
-            )
+        outside = any(not 0 <= count <= most for count, most in zip(back, held, strict=False))
+        wrong = not self.subject.cached or not fits or outside
+        pairs = [*zip(back, rows, strict=False)]
+        forgotten = any(not row.remembers(count) for count, row in pairs)
+        gone = any(0 < count > row.length - row.reach for count, row in pairs)
+        if not wrong and self.subject.replaces and gone:
+            assert forgotten, "rewinds within the limit are remembered"
             wrong = True
-        forgotten = any(not row.remembers(count) for count, row in zip(back, rows, strict=False))
         if not wrong and forgotten and self.subject.windows:
             wrong = not can_rewind(twin.session, n)
         if wrong:
@@ -389,30 +322,14 @@ class Driver:
 
     def _admit(self, twin: Twin, call: Call) -> None:
         """Keys: rows, start, padding, chunk, keep, as for `_prefill`."""
-        more = [
-            [Token(text % TEXTS, self._beside(beside))] * count
-            for text, beside, count in call["rows"]
-        ]
-        shaped = np.shape(call["start"]) in ((), (len(more),))
-        starts = (
-            np.broadcast_to(0 if call["start"] is None else call["start"], len(more))
-            if shaped
-            else []
-        )
-        rows = [
-            Reading(int(start), self.limit, source=source)
-            for start, source in zip(starts, self._sources(len(starts)), strict=True)
-        ]
+        more, starts = self._asked(call)
+        found = [] if starts is None else [*zip(starts, self._sources(len(starts)), strict=True)]
+        rows = [Reading(int(start), self.limit, source=source) for start, source in found]
         arguments, columns = self._given(call, more, rows)
         if self.subject.encoded:
             arguments["encoder"] = [self.subject.encoded[row.source] for row in rows]
-        if (
-            not self.subject.cached
-            or self.subject.columns
-            or not shaped
-            or not all(more)
-            or self._beyond(rows, more)
-        ):
+        never = not self.subject.cached or self.subject.columns
+        if never or starts is None or not all(more) or self._beyond(rows, more):
             self._must_refuse(twin, lambda: twin.session.admit(**arguments))
             return
         self._take(rows, more, call, twin.session.admit(**arguments), columns)
@@ -426,14 +343,13 @@ class Driver:
             return
         known = twin.rows[call["row"]]
         key, ids = str(known.source), list(map(identity, known.tokens))
+        share = functools.partial(twin.session.share, call["row"], ids, self.prefixes, key)
         if known.start:
-            self._must_refuse(
-                twin, lambda: twin.session.share(call["row"], ids, self.prefixes, key)
-            )
+            self._must_refuse(twin, share)
             return
-        twin.session.share(call["row"], ids, self.prefixes, key)
+        share()
         ((text, beside, count),) = call["rows"]
-        whole = [*known.tokens[: call["cut"]], *[Token(text % TEXTS, self._beside(beside))] * count]
+        whole = [*known.tokens[: call["cut"]], *[self._token(text, beside)] * count]
         prefix = self.prefixes.find(list(map(identity, whole)), key)
         row = Reading(0, self.limit, whole[: prefix.length], source=known.source)
         more = [whole[prefix.length :]]
@@ -460,12 +376,11 @@ class Driver:
 
     def _wrong(self, twin: Twin, call: Call) -> None:
         """Keys: name, a name of tests.fuzz.wrong."""
-        self._must_refuse(
-            twin, lambda: wrong_calls(self.subject)[call["name"]](self.subject, twin.session)
-        )
+        wrong = wrong_calls(self.subject)[call["name"]]
+        self._must_refuse(twin, lambda: wrong(self.subject, twin.session))
 
-    def _beside(self, which: int) -> int:
-        return which if self.manifest.axes else -1
+    def _token(self, text: int, beside: int) -> Token:
+        return Token(text % TEXTS, beside if self.manifest.axes else -1)
 
     def _must_refuse(self, twin: Twin, make: Callable[[], Any]) -> None:
         """Check that a call is refused with a message of one line, and that the session is
@@ -489,10 +404,8 @@ class Driver:
         rows = [row.copy() for row in twin.rows]
         if not self.subject.cached or not rows or self._beyond(rows, [[Token(0)]] * len(rows)):
             return
-        self._step(
-            Twin(twin.session.fork(), rows),
-            {"do": "step ahead", "times": 1, "texts": [0], "copy": True},
-        )
+        ahead = {"do": "step ahead", "times": 1, "texts": [0], "copy": True}
+        self._step(Twin(twin.session.fork(), rows), ahead)
 
     def _check_lengths(self, twin: Twin) -> None:
         session, rows = twin.session, twin.rows
@@ -516,13 +429,9 @@ class Driver:
                 self.explained += error <= explained
                 bound = max(bound, explained)
             self.worst[name] = max(self.worst.get(name, 0.0), error / bound)
-            where = (
-                f"{call['do']}: a row from position {row.start}, its tokens {first} .. "
-                f"{row.length - 1}"
-            )
-            assert error <= bound, (
-                f"{where}: error {error / bound:.3g} of {bound:.2g} against {name}"
-            )
+            tokens = f"a row from position {row.start}, its tokens {first} .. {row.length - 1}"
+            found = f"error {error / bound:.3g} of {bound:.2g} against {name}"
+            assert error <= bound, f"{call['do']}: {tokens}: {found}"
 
     def _own(self, output: np.ndarray) -> None:
         self.owned = [*self.owned, (output, output.copy())][-WATCHED:]

@@ -38,7 +38,8 @@ class Machine(RuleBasedStateMachine):
         type(self).record = {"spec": list(self.subject.spec), "options": options, "calls": []}
         self.total["sequences"] += 1
 
-    def make(self, call: Call) -> None:
+    def make(self, do: str, on: int, **keys: Any) -> None:
+        call: Call = {"do": do, "on": on, **keys}
         self.record["calls"].append(call)
         driver = self.__dict__.pop("driver")  # teardown checks it only if the call is right
         before = {name: getattr(driver, name) for name in COUNTED}
@@ -70,29 +71,23 @@ class Machine(RuleBasedStateMachine):
     def drawn_rows(
         self, draw: Callable[[Any], Any], count: int, room: int, least: int
     ) -> List[List[int]]:
-        few = st.integers(min(least, room), min(7, room))
-        tokens = st.one_of(
-            few, few, few, st.integers(min(least, room), room), st.integers(0, room + 2)
-        )
+        first = min(least, room)
+        few, some = st.integers(first, min(7, room)), st.integers(first, room)
+        tokens = st.one_of(few, few, few, some, st.integers(0, room + 2))
         beside = st.integers(-1, TEXTS - 1) if self.driver.manifest.axes else st.just(-1)
         return [[draw(st.integers(0, TEXTS - 1)), draw(beside), draw(tokens)] for _ in range(count)]
 
     def drawn_start(self, draw: Callable[[Any], Any], count: int) -> Any:
         """Draw start positions: None, one number or one per row, up to the end of the range."""
-        one = st.one_of(
-            st.integers(0, 9),
-            st.integers(0, self.subject.spec.size - 1),
-            st.just(self.subject.spec.size - 1),
-        )
+        last = self.subject.spec.size - 1
+        one = st.one_of(st.integers(0, 9), st.integers(0, last), st.just(last))
         return draw(st.one_of(st.none(), one, st.lists(one, min_size=count, max_size=count)))
 
     def common(self, draw: Callable[[Any], Any]) -> Dict[str, Any]:
         chunk = draw(st.one_of(st.none(), st.sampled_from([1, 2, 3, 5, 16, 10**6])))
-        return {
-            "padding": draw(st.one_of(st.none(), st.integers(0, 99))),
-            "chunk": chunk,
-            "keep": draw(st.sampled_from([None, None, 0, 1, 1, 3, 40])),
-        }
+        padding = draw(st.one_of(st.none(), st.integers(0, 99)))
+        keep = draw(st.sampled_from([None, None, 0, 1, 1, 3, 40]))
+        return {"padding": padding, "chunk": chunk, "keep": keep}
 
     @rule(data=st.data())
     def prefill(self, data: Any) -> None:
@@ -110,7 +105,7 @@ class Machine(RuleBasedStateMachine):
             start = draw(st.sampled_from([None, None, None, 0, following, None, 1]))
         else:
             start = self.drawn_start(draw, count)
-        self.make({"do": "prefill", "on": on, "rows": rows, "start": start, **self.common(draw)})
+        self.make("prefill", on, rows=rows, start=start, **self.common(draw))
 
     def instead(self, data: Any, possible: bool) -> bool:
         """Make a prefill instead of a call that is always refused, except in one case of eight.
@@ -127,47 +122,27 @@ class Machine(RuleBasedStateMachine):
             return
         on, twin = self.choose(data.draw)
         room = self.room(twin)
-        if (
-            twin.rows and not room and data.draw(st.integers(0, 7))
-        ):  # no position is left: rewind all rows
-            self.make({"do": "rewind", "on": on, "n": [row.length for row in twin.rows]})
+        # No position is left: rewind all rows.
+        if twin.rows and not room and data.draw(st.integers(0, 7)):
+            self.make("rewind", on, n=[row.length for row in twin.rows])
             return
-        times = data.draw(
-            st.one_of(
-                st.integers(1, max(min(5, room), 1)),
-                st.integers(1, max(min(40, room), 1)),
-                st.integers(1, 40),
-            )
-        )
-        texts = data.draw(
-            st.lists(st.integers(0, TEXTS - 1), min_size=1, max_size=max(len(twin.rows), 1))
-        )
-        self.make(
-            {
-                "do": "step",
-                "on": on,
-                "times": times,
-                "texts": texts,
-                "copy": data.draw(st.booleans()),
-            }
-        )
+        few, many = (st.integers(1, max(min(most, room), 1)) for most in (5, 40))
+        times = data.draw(st.one_of(few, many, st.integers(1, 40)))
+        copy = data.draw(st.booleans())
+        self.make("step", on, times=times, texts=self.texts(data.draw, twin), copy=copy)
+
+    def texts(self, draw: Callable[[Any], Any], twin: Twin) -> List[int]:
+        """Draw the texts of which each row reads a token."""
+        most = max(len(twin.rows), 1)
+        return draw(st.lists(st.integers(0, TEXTS - 1), min_size=1, max_size=most))  # type: ignore[no-any-return]
 
     @rule(data=st.data())
     def speculate(self, data: Any) -> None:
         if self.instead(data, self.subject.cached and self.driver.manifest.kind == "decoder"):
             return
         on, twin = self.choose(data.draw)
-        texts = data.draw(
-            st.lists(st.integers(0, TEXTS - 1), min_size=1, max_size=max(len(twin.rows), 1))
-        )
-        self.make(
-            {
-                "do": "speculate",
-                "on": on,
-                "times": data.draw(st.integers(1, max(min(24, self.room(twin)), 1))),
-                "texts": texts,
-            }
-        )
+        times = data.draw(st.integers(1, max(min(24, self.room(twin)), 1)))
+        self.make("speculate", on, times=times, texts=self.texts(data.draw, twin))
 
     @rule(data=st.data())
     def rewind(self, data: Any) -> None:
@@ -176,21 +151,17 @@ class Machine(RuleBasedStateMachine):
         on, twin = self.choose(data.draw)
         held = [row.length for row in twin.rows]
         least, most = min(held, default=0), max(held, default=0)
-        one = st.one_of(
-            st.integers(0, min(4, least)), st.integers(0, least), st.integers(0, most + 1)
-        )
-        each = st.tuples(
-            *(
-                st.one_of(st.integers(0, min(4, count)), st.integers(0, count))
-                for count in held or [0]
-            )
-        )
-        n = data.draw(st.one_of(one, each))
-        self.make({"do": "rewind", "on": on, "n": n if isinstance(n, int) else list(n)})
+
+        def within(count: int) -> Any:
+            return st.one_of(st.integers(0, min(4, count)), st.integers(0, count))
+
+        one = st.one_of(within(least), st.integers(0, most + 1))
+        n = data.draw(st.one_of(one, st.tuples(*map(within, held or [0]))))
+        self.make("rewind", on, n=n if isinstance(n, int) else list(n))
 
     @rule(data=st.data())
     def fork(self, data: Any) -> None:
-        self.make({"do": "fork", "on": self.choose(data.draw)[0]})
+        self.make("fork", self.choose(data.draw)[0])
 
     @rule(data=st.data())
     def admit(self, data: Any) -> None:
@@ -199,12 +170,10 @@ class Machine(RuleBasedStateMachine):
         on, twin = self.choose(data.draw)
         count = data.draw(st.integers(1, 2))
         start = self.drawn_start(data.draw, count)
-        ends = [
-            self.subject.spec.size - int(first)
-            for first in ([0] if start is None else [start] if isinstance(start, int) else start)
-        ]
-        rows = self.drawn_rows(data.draw, count, min([*ends, self.driver.capacity]), 1)
-        self.make({"do": "admit", "on": on, "rows": rows, "start": start, **self.common(data.draw)})
+        last = max(start) if isinstance(start, list) else start or 0
+        room = min(self.subject.spec.size - last, self.driver.capacity)
+        rows = self.drawn_rows(data.draw, count, room, 1)
+        self.make("admit", on, rows=rows, start=start, **self.common(data.draw))
 
     @rule(data=st.data())
     def begin(self, data: Any) -> None:
@@ -213,47 +182,29 @@ class Machine(RuleBasedStateMachine):
             self._drawn_prefill(data.draw)
             return
         row = data.draw(st.integers(0, len(twin.rows) - 1))
-        cut = data.draw(
-            st.one_of(st.just(twin.rows[row].length), st.integers(0, twin.rows[row].length))
-        )
-        rows = self.drawn_rows(
-            data.draw, 1, max(min(self.subject.spec.size, self.driver.capacity) - cut, 0), 1
-        )
-        self.make(
-            {
-                "do": "begin",
-                "on": on,
-                "row": row,
-                "cut": cut,
-                "rows": rows,
-                **self.common(data.draw),
-            }
-        )
+        length = twin.rows[row].length
+        cut = data.draw(st.one_of(st.just(length), st.integers(0, length)))
+        room = max(min(self.subject.spec.size, self.driver.capacity) - cut, 0)
+        rows = self.drawn_rows(data.draw, 1, room, 1)
+        self.make("begin", on, row=row, cut=cut, rows=rows, **self.common(data.draw))
 
     @rule(data=st.data())
     def retire(self, data: Any) -> None:
         if self.instead(data, self.subject.cached and not self.subject.columns):
             return
         on, twin = self.choose(data.draw)
-        self.make(
-            {"do": "retire", "on": on, "row": data.draw(st.integers(0, max(len(twin.rows) - 1, 0)))}
-        )
+        self.make("retire", on, row=data.draw(st.integers(0, max(len(twin.rows) - 1, 0))))
 
     @rule(data=st.data())
     def reset(self, data: Any) -> None:
-        self.make({"do": "reset", "on": self.choose(data.draw)[0]})
+        self.make("reset", self.choose(data.draw)[0])
 
     @rule(data=st.data())
     def wrong(self, data: Any) -> None:
         if self.instead(data, data.draw(st.booleans())):
             return
-        self.make(
-            {
-                "do": "wrong",
-                "on": self.choose(data.draw)[0],
-                "name": data.draw(st.sampled_from(sorted(wrong_calls(self.subject)))),
-            }
-        )
+        name = data.draw(st.sampled_from(sorted(wrong_calls(self.subject))))
+        self.make("wrong", self.choose(data.draw)[0], name=name)
 
 
 def machine_of(subject: Subject) -> Type[Machine]:
