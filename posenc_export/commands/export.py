@@ -231,8 +231,7 @@ def _quality(manifest: Manifest) -> Dict[str, Any]:
     quality = manifest.quality
     if not quality:
         return {}
-    same = f"{quality.agreement:.0%}" if quality.agreement else "-"
-    rest = {"same most probable token": same, "measured on": quality.inputs}
+    rest = {"first tokens as float32": quality.first_tokens or "-", "measured on": quality.inputs}
     if quality.ratio:
         return {"perplexity relative to float32": f"{quality.ratio:.3f}", **rest}
     return {"from float32": f"{quality.error:.1e}", **rest}

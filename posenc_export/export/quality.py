@@ -82,24 +82,18 @@ class Loss:
         """Add outputs [B,L,V], and of text the token ids that follow each of them [B,L]."""
         for first in range(0, expected.shape[1], TOKENS):
             few = slice(first, first + TOKENS)
-            next_few = None if following is None else following[:, few]
-            self._add_few(actual[:, few], expected[:, few], next_few)
-
-    def _add_few(
-        self, actual: np.ndarray, expected: np.ndarray, following: Optional[np.ndarray]
-    ) -> None:
-        self.tokens += int(np.prod(expected.shape[:-1]))
-        self.same += int((actual.argmax(-1) == expected.argmax(-1)).sum())
-        self._errors.add(actual, expected)
-        if following is not None:
-            self._entropy += [_cross_entropy(logits, following) for logits in (actual, expected)]
+            both = actual[:, few], expected[:, few]
+            same = both[0].argmax(-1) == both[1].argmax(-1)
+            self.tokens, self.same = self.tokens + same.size, self.same + int(same.sum())
+            self._errors.add(*both)
+            if following is not None:
+                self._entropy += [_cross_entropy(logits, following[:, few]) for logits in both]
 
     def figures(self, manifest: Manifest) -> Dict[str, Any]:
         """Return the fields of Quality."""
-        agreement = round(self.same / self.tokens, 3) if manifest.decodes else 0.0
         figures = {
             "error": rounded_up(self._errors.rms),
-            "agreement": agreement,
+            "agreement": self.same / self.tokens if manifest.decodes else 0.0,
             "tokens": self.tokens,
         }
         if not self.bytes_of_token:

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Tuple
 
 import numpy as np
 import pytest
@@ -18,7 +18,9 @@ from posenc_export.export.quantization import grid, samples
 from posenc_export.models.presets import load_preset, seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.models.stack import Text
+from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.records import Quality, Weights
+from posenc_export.runtime.artefact.summary import summary
 from tests.traces import sources
 
 BLOCK = block_config(32, 4, 48, encoding={"name": "rope"})
@@ -111,17 +113,26 @@ def test_a_text_for_a_model_that_reads_none_is_refused(tmp_path: Path) -> None:
         samples.with_text(None, tmp_path / "text", seeded(IDS))
 
 
+def _loss() -> Tuple[quality.Loss, Manifest]:
+    """Return that of an artefact whose logits are all 0, on text, and its manifest."""
+    result, following = quality.Loss(1.0), np.arange(40)[None]
+    expected = np.eye(256, dtype=np.float32)[following]
+    result.add(0 * expected, expected, following)
+    return result, describe(seeded(BYTES), "ort", "positions").replace(weights=Weights("int4"))
+
+
+def test_the_first_tokens_that_are_those_of_float32_are_counted() -> None:
+    result, manifest = _loss()
+    made = Quality("text", exact=0.0, exact_tolerance=0.0, **result.figures(manifest))
+    said = summary(manifest.replace(quality=made))["quality"]
+    assert "agrees with float32 in 1 of 40 first tokens of continuations on text;" in said
+
+
 def test_a_loss_above_the_limit_is_refused_with_its_number_and_better_choices() -> None:
     model = seeded(BYTES)
     chosen = samples.with_text(None, None, model)[1]
     assert chosen is not None
-    manifest, result = (
-        describe(model, "ort", "positions").replace(weights=Weights("int4")),
-        quality.Loss(1.0),
-    )
-    following = np.arange(40)[None]
-    expected = np.eye(256, dtype=np.float32)[following]
-    result.add(0 * expected, expected, following)
+    result, manifest = _loss()
     with pytest.raises(ValueError) as refused:
         quality._check_loss(result, manifest, quality.Inputs(model, None, chosen, 1.1), chosen)
     message = str(refused.value)

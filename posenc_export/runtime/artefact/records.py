@@ -69,7 +69,8 @@ class Quality(Struct, frozen=True, forbid_unknown_fields=True):
     inputs: Annotated[str, Meta(pattern=INPUTS)]
     # Root mean square of the differences of outputs, relative to that of the module's outputs.
     error: Finite
-    # Fraction of tokens with the same largest logit; 0 for models without logits.
+    # Fraction of tokens after which the largest logit is that of float32; 0 for models without
+    # logits. Earlier versions rounded it to three digits.
     agreement: Annotated[float, Meta(ge=0.0, le=1.0)]
     tokens: AtLeastOne  # number of compared tokens
     # Worst error of the grid for the same rounded weights computed in float32, without rounding of
@@ -87,6 +88,12 @@ class Quality(Struct, frozen=True, forbid_unknown_fields=True):
     def ratio(self) -> float:
         """Perplexity over that of the float32 module; 0 without text."""
         return self.perplexity / self.float32_perplexity if self.float32_perplexity else 0.0
+
+    @property
+    def first_tokens(self) -> str:
+        """How many of the compared tokens the token of float32 follows; "" without logits."""
+        same = round(self.agreement * self.tokens)
+        return f"{same} of {self.tokens}" if self.agreement or self.sha256 else ""
 
 
 class Weights(Struct, frozen=True, forbid_unknown_fields=True):

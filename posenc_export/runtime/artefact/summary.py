@@ -59,9 +59,9 @@ def _loss(quality: records.Quality) -> str:
         parts = [f"perplexity {times}, {lost} instead of {quality.float32_perplexity:.4g}"]
         bits = f"{quality.bits_per_byte:.3f} instead of {quality.float32_bits_per_byte:.3f}"
         parts.append(f"{bits} bits per byte")
-    if quality.agreement:
-        parts.append(f"the same most probable token for {100 * quality.agreement:.1f} percent")
-    measured = f"on {quality.tokens}{' tokens,' if quality.sha256 else ''} {quality.inputs}"
+    if quality.first_tokens:
+        parts.append(f"agrees with float32 in {quality.first_tokens} first tokens of continuations")
+    measured = f"on {'' if quality.first_tokens else f'{quality.tokens} '}{quality.inputs}"
     same = f"the same weights in float32 are within {quality.exact:.1e} of their module"
     return f"{', '.join(parts)} {measured}; {same}"
 
