@@ -8,14 +8,10 @@ from typing import Any, Dict
 
 import pytest
 
-from bench.runtime_pages import PROGRAMS, inputs_page, programs
+from bench.runtime_pages import PROGRAMS, programs
 from posenc_export.export import ExportOptions
 
 TOP = Path(__file__).parents[1]
-
-
-def test_the_table_of_inputs_is_up_to_date() -> None:
-    assert (TOP / "docs/runtimes/inputs.md").read_text() == inputs_page()
 
 
 def test_the_programs_in_docs_are_those_that_inspect_prints() -> None:

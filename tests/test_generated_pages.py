@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict
 
 import pytest
 
-from bench import clients, cuda_dry_run, decode_page, encoding_pages, parity
+from bench import clients, cuda_dry_run, decode_page, encoding_pages, parity, runtime_pages
 from posenc_export.encodings import REGISTRY
 
 TOP = Path(__file__).parents[1]
@@ -17,7 +17,8 @@ def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-FROM_JSON: Dict[str, Callable[[], str]] = {
+PAGES: Dict[str, Callable[[], str]] = {
+    "runtimes/inputs.md": runtime_pages.inputs_page,
     "parity.md": lambda: parity.table(_read(DOCS / "parity.json")),
     "runtimes/table.md": lambda: clients.table(_read(RESULTS / "clients.json")),
     "runtimes/cuda-dry-run.md": lambda: cuda_dry_run.page(_read(RESULTS / "cuda_dry_run.json")),
@@ -25,9 +26,9 @@ FROM_JSON: Dict[str, Callable[[], str]] = {
 }
 
 
-@pytest.mark.parametrize("page", FROM_JSON)
-def test_a_page_of_measurements_agrees_with_its_json(page: str) -> None:
-    assert (DOCS / page).read_text(encoding="utf-8") == FROM_JSON[page]()
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_agrees_with_its_json_or_table(page: str) -> None:
+    assert (DOCS / page).read_text(encoding="utf-8") == PAGES[page]()
 
 
 def test_the_page_of_every_encoding_agrees_with_its_class() -> None:

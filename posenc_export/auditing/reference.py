@@ -23,7 +23,6 @@ from posenc_export.runtime.artefact.records import Places
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.session.session import Session
 from posenc_export.shared.numerics import tolerance, worst_error
-from posenc_export.shared.refusal import refusal
 
 TRIED = 24  # tokens
 
@@ -116,12 +115,7 @@ def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> f
     """
     if callable(text):
         return modules.Called(text, vocabulary, features)
-    text = str(text)
-    path = Path(text)
-    if not text or not path.exists():
-        remedy = "give a checkpoint folder or a GGUF file"
-        raise refusal("audit", "a reference that exists", repr(text), remedy)
-    return Exact(functools.partial(_checkpoint, path, not hidden))
+    return Exact(functools.partial(_checkpoint, Path(text), not hidden))
 
 
 def _checkpoint(path: Path, head: bool, positions: Optional[int]) -> Published:

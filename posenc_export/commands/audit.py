@@ -10,6 +10,7 @@ from posenc_export.commands.model_argument import imported
 from posenc_export.commands.options import Table, option
 from posenc_export.commands.terminal import FAILED_CHECK, note, show
 from posenc_export.runtime.artefact.places import Form, check_file, write_file
+from posenc_export.shared.refusal import refusal
 
 if TYPE_CHECKING:
     from posenc_export.auditing import Audit
@@ -59,6 +60,11 @@ OPTIONS: Table = {
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 if the graph is wrong or refuses a call."""
+    exists = options.reference and Path(options.reference).exists()
+    if not exists and ":" not in options.reference:
+        remedy = "give a checkpoint folder or a GGUF file"
+        raise refusal("audit", "a reference that exists", repr(options.reference), remedy)
+
     from posenc_export.auditing import audit, page, repeat
 
     file = options.repeat or Path(f"{options.graph.absolute().stem}-repeat.py")
@@ -66,8 +72,7 @@ def run(options: argparse.Namespace) -> int:
     for path, form in ((options.repeat, of_program), (options.html, of_page)):
         if path is not None:
             check_file(path, form)
-    named = ":" in options.reference and not Path(options.reference).exists()
-    reference = imported("audit", options.reference) if named else options.reference
+    reference = options.reference if exists else imported("audit", options.reference)
     given = (reference, options.inputs, options.quick, options.say, options.seconds)
     result = audit(options.graph, *given, tolerance=options.tolerance)
     options.say.close()
