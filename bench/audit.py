@@ -1,7 +1,7 @@
 """Audit what other exporters make of tiny random checkpoints of 20 families.
 
     python -m bench.audit [--exporters NAME...] [--families NAME...] [--environments FILE]
-    [--json bench/results/audit.json] [--markdown docs/audit.md] [--work build/audit]
+    [--json bench/results/audit.json] [--markdown docs/audit-results.md] [--work build/audit]
 
 Each exporter runs in its own process with the Python of a table of environments, JSON with
 {"optimum": "/path/to/bin/python"}; without an entry, in this Python. An exporter whose package is
@@ -29,7 +29,7 @@ from posenc_export.auditing import audit
 from tests.auditing import families
 from tests.auditing.exporter_faults import OF_CHECKPOINTS, OF_GRAPHS
 
-PAGE = Path("docs/audit.md")
+PAGE = Path("docs/audit-results.md")
 FAULTY = (
     "transformers", "optimum", "genai", "torch-dynamo", "torchscript",
 )  # fmt: skip

@@ -3,7 +3,7 @@ signatures and with every visibility.
 
     python -m bench.claims [--only NAME ...] [--target NAME ...] [--json FILE] [--write]
 
---only and --target keep the rows of others. --write puts the table into docs/reliability.md.
+--only and --target keep the rows of others. --write puts the table into docs/proof-results.md.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from posenc_export.runtime import load
 from posenc_export.runtime.verification import indices
 from posenc_export.runtime.verification.claims import OPEN
 
-PAGE, RESULTS = Path("docs/reliability.md"), Path("bench/results/claims.json")
+PAGE, RESULTS = Path("docs/proof-results.md"), Path("bench/results/claims.json")
 TARGETS = ("onnx", "onnx-static", "ort", "ort-native", "pt2")
 SEEN = {
     "causal": {"name": "causal"},

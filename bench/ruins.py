@@ -5,7 +5,7 @@
 A ruin of a graph is planted twice: in a published artefact, whose digests are written anew and
 which `posenc verify` then checks, and in what the exporter writes, while `export` verifies it. A
 ruin of a stage is planted in a function of the exporter, and one of the runtime in a function that
-runs the artefact. Every correct artefact must pass. The table of docs/reliability.md names the
+runs the artefact. Every correct artefact must pass. The table of docs/proof-results.md names the
 parts that find a ruin, of the rows of FILE, where other depths and formats keep theirs.
 """
 
@@ -48,7 +48,7 @@ DEPTHS = (2, 12, 32)
 # Targets of formats; others have `ort`.
 TARGET = {"float16": "ort-cuda", **dict.fromkeys(NATIVE, "ort-native")}
 RANGE, WINDOW = 1024, 512
-PAGE, RESULTS = Path("docs/reliability.md"), Path("bench/results/ruins.json")
+PAGE, RESULTS = Path("docs/proof-results.md"), Path("bench/results/ruins.json")
 # Encodings whose models have another name. Keys of LongRoPE are cached with both sets of factors.
 ENCODINGS: Dict[str, Any] = {
     "longrope": {

@@ -3,7 +3,7 @@
     python -m tests.runtime.verification.kernels
 
 writes the kernels of tiny models, which `posenc conformance` tries without an artefact, and the
-table of faults of docs/reliability.md.
+table of faults of docs/proof-results.md.
 """
 
 import functools
@@ -39,7 +39,7 @@ from tests.runtime.verification.test_indices import MASKS
 from tests.tiny import block, encoder, works
 from tests.traces import sources
 
-PAGE = Path("docs/reliability.md")
+PAGE = Path("docs/proof-results.md")
 PRODUCTS: Any = decoder_config(64, 1, 72, block_config(40, 5, 64, kv_heads=1))
 # Products of packages/kernels, which takes rows of 32 inputs.
 OF_LIBRARY: Any = decoder_config(64, 1, 96, block_config(64, 4, 64))
