@@ -104,11 +104,11 @@ def gallery() -> str:
 def _command(name: str) -> str:
     if encodings.build({"name": name}, SMALL).token_width(SMALL.width) != SMALL.width:
         # It needs token ids, which a block does not take.
-        block = f'block_config(..., encoding="{name}")'
-        return f"Stack(decoder_config(..., block={block}, tied=False))"
+        block = f'block = block_config(..., encoding="{name}")'
+        return f"{block}\nStack(decoder_config(..., block=block, tied=False))"
     causal = "causal" in encodings.REGISTRY[name].works_in
     attention = "" if causal else " --attention bidirectional"
-    return f"posenc export block --encoding {name}{attention} --target ort -o build/{name}"
+    return f"posenc export block --encoding {name}{attention} \\\n  --target ort -o build/{name}"
 
 
 def _prose(docstring: str, parameters: Mapping[str, inspect.Parameter]) -> str:

@@ -25,7 +25,7 @@ from tests.auditing import graphs  # noqa: E402
 from tests.models import gguf_files  # noqa: E402
 
 TOP = Path(__file__).parents[1]
-README = (TOP / "README.md").read_text(encoding="utf-8")
+README = (TOP / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
 ELSEWHERE = ("pip", "python3", ".")  # installation, which `make wheels` runs
 NUMBER = r"(?<![\w.])-?\d+\.\d+(?:e[-+]\d+)?(?![\w.])"
 
