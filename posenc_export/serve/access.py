@@ -7,13 +7,14 @@ import ipaddress
 import re
 import secrets
 from dataclasses import dataclass
-from typing import Annotated, Dict, Optional, Sequence, Tuple
+from typing import Annotated, Optional, Sequence, Tuple
 
-from fastapi import Depends, FastAPI, HTTPException
+from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from posenc_export.serve.requests import refused
 from posenc_export.shared.refusal import refusal
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
@@ -38,8 +39,7 @@ class Access:
         if self.key and not secrets.compare_digest(key.encode(), self.key.encode()):
             got = "another key" if authorization else "no key"
             rule = "Authorization: Bearer with the key of this server"
-            challenge = {"WWW-Authenticate": "Bearer"}
-            raise http_error(401, "key", rule, got, "send its key", headers=challenge)
+            raise refused("key", rule, got, "send its key", 401)
 
     def protect(self, app: FastAPI) -> None:
         """Add the checks of Host and of requests that browsers send ahead (CORS)."""
@@ -71,8 +71,3 @@ def access(
     if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
         hosts = (ANY,)
     return Access(hosts, tuple(origins), key or "")
-
-
-def http_error(status: int, *said: str, headers: Optional[Dict[str, str]] = None) -> HTTPException:
-    """Return the error of a response; said: where, rule, value and remedy (refusal)."""
-    return HTTPException(status, str(refusal(*said)), headers)

@@ -4,12 +4,11 @@ import asyncio
 import contextlib
 import secrets
 import time
-from typing import Any, AsyncIterator, Callable, Dict, List, Optional, Tuple, Type
+from typing import Any, AsyncIterator, Callable, Dict, List, Optional, Tuple
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.requests import ClientDisconnect
 
 from posenc_export.runtime.artefact import chat_template, tokenizer
 from posenc_export.runtime.session.model import Model
@@ -20,20 +19,10 @@ from posenc_export.serve.engine import Engine
 from posenc_export.serve.formats import Chat, Completions, Format, rows
 from posenc_export.serve.http import STOPPED, Stream, event
 from posenc_export.serve.metrics import Metrics
-from posenc_export.serve.requests import (
-    FAILED,
-    Full,
-    Limits,
-    Refused,
-    Stopping,
-    Token,
-    check_request,
-)
+from posenc_export.serve.requests import FAILED, Limits, Refused, Token, check_request, refused
 
 WANTED = "engine: expected every token to be computed and decoded, got an error"
 FAILURE = f"{WANTED}; the server's log has its message"
-
-STATUS: Dict[Type[Exception], int] = {Refused: 400, Full: 429, Stopping: 503}
 
 
 class Service:
@@ -89,14 +78,12 @@ class Service:
                 finally:
                     waits = self.engine.waits(completion.choices)
                     self._end(completion)
-        except ClientDisconnect:
-            return Response(status_code=http.GONE)
-        except tuple(STATUS) as error:
-            return self.refuse(STATUS[type(error)], str(error))
         except TimeoutError:
-            rule = f"a row and its memory within {self.limits.seconds} seconds, got none"
-            full = f"engine: expected {rule}; try again later, or reduce max_tokens"
-            return self.refuse(429, full) if waits else self.refuse(504, self._late())
+            if not waits:
+                raise Refused(self._late(), 504) from None
+            rule = f"a row and its memory within {self.limits.seconds} seconds"
+            remedy = "try again later, or reduce max_tokens"
+            raise refused("engine", rule, "none", remedy, 429) from None
         except asyncio.CancelledError:  # the server ends before the request
             return self.refuse(503, STOPPED)
 
@@ -110,19 +97,16 @@ class Service:
         for row in requests:
             check_request(row, self.manifest, self.limits)
         how = (self.codec, protocol.stops(asked), self.metrics)
-        try:
-            return asked, Completion(self.engine, requests, asked.n, *how)
-        except ValueError as error:  # the tokenizer cannot decode the prompt
-            raise Refused(str(error)) from None
+        return asked, Completion(self.engine, requests, asked.n, *how)
 
     def _late(self) -> str:
         rule = f"the response within {self.limits.seconds} seconds, got a longer one"
         return f"server: expected {rule}; reduce max_tokens, or start the server with --timeout"
 
-    def refuse(self, status: int, message: str, headers: http.Headers = None) -> JSONResponse:
+    def refuse(self, status: int, message: str) -> Response:
         """Count a refused request and return the response with the error message."""
         self.metrics.refused.labels(str(status)).inc()
-        return http.failed(status, message, headers)
+        return http.failed(status, message)
 
     async def _whole(
         self,
@@ -143,7 +127,7 @@ class Service:
             collecting.cancel()
             disconnected.cancel()
         if any(part.ended == FAILED for part in parts):
-            return self.refuse(500, FAILURE)
+            raise Refused(FAILURE, 500)
         choices = [format.answer(part, asked) for part in parts]
         head = self._head(format, format.whole)
         return JSONResponse({**head, "choices": choices, "usage": _usage(completion)})

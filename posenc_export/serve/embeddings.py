@@ -9,15 +9,13 @@ import numpy as np
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
-from starlette.requests import ClientDisconnect
 
 from posenc_export.runtime.session import errors
 from posenc_export.runtime.session.model import Model, check_embeds, embed, longest, rows_of
 from posenc_export.serve import http
-from posenc_export.serve.access import Access, http_error
+from posenc_export.serve.access import Access
 from posenc_export.serve.protocol import FAST, Fields, Ids
-from posenc_export.serve.requests import Limits
-from posenc_export.shared.refusal import refusal
+from posenc_export.serve.requests import Limits, refused
 
 MOST_INPUTS = 2048  # as in OpenAI's API
 
@@ -60,23 +58,19 @@ class Embedder:
                 http.check_model(asked.model, self.name)
                 if self.waiting >= self.limits.queue:
                     rule = f"at most {self.limits.queue} requests that wait"
-                    raise http_error(429, "queue", rule, "one more", "try again later")
+                    raise refused("queue", rule, "one more", "try again later", 429)
                 self.waiting += 1
                 try:
                     async with self._turn:
                         rows, embeddings = await asyncio.to_thread(self._embedded, asked)
                 finally:
                     self.waiting -= 1
-        except ClientDisconnect:
-            return Response(status_code=http.GONE)
         except TimeoutError:
             rule = f"the response within {self.limits.seconds} seconds"
-            raise http_error(504, "server", rule, "a longer one", "send fewer texts") from None
-        except ValueError as error:
-            return http.failed(400, str(error))
+            raise refused("server", rule, "a longer one", "send fewer texts", 504) from None
         except errors.GraphError:
             rule = "the graph to run"
-            raise http_error(500, "server", rule, "an error", "send fewer texts") from None
+            raise refused("server", rule, "an error", "send fewer texts", 500) from None
         tokens = sum(len(row) for row in rows)
         vectors = [_written(row, asked.encoding_format) for row in embeddings]
         pairs = enumerate(vectors)
@@ -87,16 +81,16 @@ class Embedder:
     def _embedded(self, asked: EmbeddingRequest) -> Tuple[List[np.ndarray], np.ndarray]:
         inputs: Any = asked.input
         if inputs == []:
-            raise refusal("input", "at least one text", "none", "send one")
+            raise refused("input", "at least one text", "none", "send one")
         if isinstance(inputs, str) or not inputs or isinstance(inputs[0], int):
             inputs = [inputs]
         size = self.model.manifest.outputs[-1].axes[-1]
         if asked.dimensions not in (None, size):
             rule = f"{size}, the size of the model"
-            raise refusal("dimensions", rule, asked.dimensions, "leave it out")
+            raise refused("dimensions", rule, asked.dimensions, "leave it out")
         if len(inputs) > MOST_INPUTS:
             rule = f"at most {MOST_INPUTS} texts"
-            raise refusal("input", rule, len(inputs), "send several requests")
+            raise refused("input", rule, len(inputs), "send several requests")
         if isinstance(inputs[0], str):
             rows = rows_of(self.model, inputs, asked.prompt_name)
         else:

@@ -8,15 +8,7 @@ from typing import Callable, Deque, Iterable, List, Sequence, Set
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve.batch import Batch
-from posenc_export.serve.requests import (
-    FAILED,
-    Full,
-    Limits,
-    Request,
-    Stopping,
-    Token,
-    check_model,
-)
+from posenc_export.serve.requests import FAILED, Limits, Request, Token, check_model, refused
 
 LOG = logging.getLogger(__name__)
 ENDED = "engine: expected the graph to run, got %s (%s); the engine has ended, start it again"
@@ -57,16 +49,17 @@ class Engine:
         self._thread.start()
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue all of the requests, which check_request accepts, or none: raise Full without room
-        at the moment, Stopping if the engine accepts no more.
+        """Queue all of the requests, which check_request accepts, or none: raise Refused without
+        room at the moment, or if the engine accepts no more.
         """
         with self._changed:
             if self.state != "ready":
                 remedy = "send the request to another server"
-                raise Stopping(f"engine: expected to be ready, got {self.state}; {remedy}")
+                raise refused("engine", "to be ready", self.state, remedy, 503)
             if len(self.waiting) + len(requests) > self.limits.queue:
-                got = f"{len(self.waiting)} of {self.limits.queue} waiting; try again later"
-                raise Full(f"queue: expected room for {len(requests)} more, got {got}")
+                got = f"{len(self.waiting)} of {self.limits.queue} waiting"
+                rule = f"room for {len(requests)} more"
+                raise refused("queue", rule, got, "try again later", 429)
             self.waiting.extend(requests)
             self._changed.notify()
 

@@ -22,7 +22,7 @@ from posenc_export.serve.protocol import (
     encoded,
     prompts_of,
 )
-from posenc_export.serve.requests import Limits, Refused, Request, refused
+from posenc_export.serve.requests import Limits, Request, refused
 
 
 class CompletionRequest(SamplingRequest):
@@ -223,16 +223,12 @@ Format = Union[Completions, Chat]
 
 def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -> List[Request]:
     """Create an engine request for each choice, all of a prompt before those of the next. Raise
-    Refused for more choices than the queue holds, and a prompt that cannot be encoded.
+    ValueError for more choices than the queue holds, and a prompt that cannot be encoded.
     """
     count = len(prompts_of(asked)) * asked.n
     if count > limits.queue:
         rule = f"at most {limits.queue} choices of all prompts together"
         raise refused("prompt", rule, count, "send several requests")
-    try:
-        prompts = format.prompts(asked, codec, limits)
-    except ValueError as error:
-        raise Refused(str(error)) from None
     first = secrets.randbits(63) if asked.seed is None else asked.seed
     return [
         Request(
@@ -246,6 +242,6 @@ def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -
             logprobs=prompt.logprobs,
             sharing=json.dumps([asked.user, asked.prompt_cache_key, asked.safety_identifier]),
         )
-        for prompt in prompts
+        for prompt in format.prompts(asked, codec, limits)
         for seed in range(first, first + asked.n)
     ]

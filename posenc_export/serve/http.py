@@ -4,37 +4,40 @@ import asyncio
 import contextlib
 import functools
 import json
-from http import HTTPStatus
-from typing import Any, AsyncIterator, Callable, Dict, List, Mapping, Optional, Type, TypeVar, Union
+from typing import Any, AsyncIterator, Callable, Dict, List, Optional, Type, TypeVar, Union
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.serve.access import Access, http_error
-from posenc_export.serve.requests import Refused
+from posenc_export.serve.access import Access
+from posenc_export.serve.requests import Refused, refused
 from posenc_export.shared.version import VERSION
 
 MOST_BYTES = 1 << 20  # limit for the body of a request
 SENDING = 10.0  # seconds in which a body must arrive
 GONE = 499  # the client has closed the connection; this status appears only in the server's log
 KIND = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "server_error"}
+HEADERS = {
+    429: {"Retry-After": "1"},
+    503: {"Retry-After": "1"},
+    401: {"WWW-Authenticate": "Bearer"},
+}
 LONGEST_SHOWN = 80  # most characters of a request that a message quotes
 Asked = TypeVar("Asked", bound=BaseModel)
-Headers = Optional[Mapping[str, str]]
 START = "http.response.start"
 LATE = "server: expected time to finish the request, got the end of the server"
 STOPPED = f"{LATE}; send the request to another server"
 
 
-def failed(status: int, message: str, headers: Headers = None) -> JSONResponse:
+def failed(status: int, message: str) -> Response:
     """Return the response with an error message."""
-    again = {"Retry-After": "1"} if status in (429, 503) else {}
     content = failure(message, KIND.get(status, "invalid_request_error"))
-    return JSONResponse(content, status, {**again, **(headers or {})})
+    return JSONResponse(content, status, HEADERS.get(status))
 
 
 def application(
@@ -43,16 +46,16 @@ def application(
     routes: APIRouter,
     remedy: str,
     state: Callable[[], str] = lambda: "ready",
-    answer: Callable[[int, str, Headers], Response] = failed,
+    answer: Callable[[int, str], Response] = failed,
     **settings: Any,
 ) -> FastAPI:
-    """Create an application.
+    """Create an application, which answers a ValueError with its status, or with 400.
 
     Args:
         routes: routes that need the key of the server, if it has one.
         remedy: what to do instead of a request that has no route.
         state: returns "ready" if the server accepts requests.
-        answer: returns the response for status, message and headers of an error.
+        answer: returns the response for status and message of an error.
         settings: further arguments of FastAPI.
     """
     about: Dict[str, Any] = {"title": "posenc", "version": VERSION, "summary": title}
@@ -65,15 +68,21 @@ def application(
     async def health() -> Response:
         return JSONResponse({"status": state()}, 200 if state() == "ready" else 503)
 
-    @app.exception_handler(HTTPException)
-    async def answered(request: Request, error: HTTPException) -> Response:
-        message = error.detail
-        # Messages of the router name no path.
-        if message in (HTTPStatus.NOT_FOUND.phrase, HTTPStatus.METHOD_NOT_ALLOWED.phrase):
-            got = cut(f"{request.method} {request.url.path}")
-            rule = "expected a method and path that /openapi.json lists"
-            message = f"request: {rule}, got {got}; {remedy}"
-        return answer(error.status_code, message, error.headers)
+    @app.exception_handler(ValueError)
+    async def refuse(request: Request, error: ValueError) -> Response:
+        return answer(error.status if isinstance(error, Refused) else 400, str(error))
+
+    @app.exception_handler(HTTPException)  # of the router, whose messages name no path
+    async def unknown(request: Request, error: HTTPException) -> Response:
+        got = cut(f"{request.method} {request.url.path}")
+        said = refused("request", "a method and path that /openapi.json lists", got, remedy)
+        response = answer(error.status_code, str(said))
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=GONE)
 
     return app
 
@@ -85,14 +94,14 @@ def described(request: Type[BaseModel]) -> Dict[str, Any]:
 
 
 async def read_body(request: Request) -> bytearray:
-    """Read the body of a request. Raise HTTPException if it is not JSON, too large or too slow,
+    """Read the body of a request. Raise Refused if it is not JSON, too large or too slow,
     ClientDisconnect if the client leaves.
     """
     kind = request.headers.get("content-type", "")
     # Browsers send other types to other servers without asking them first.
     if kind.partition(";")[0].strip().lower() != "application/json":
         rule, got = "Content-Type application/json", cut(kind) or "none"
-        raise http_error(415, "body", rule, got, "send the header")
+        raise refused("body", rule, got, "send the header", 415)
     body = bytearray()
     try:
         async with asyncio.timeout(SENDING):
@@ -100,10 +109,10 @@ async def read_body(request: Request) -> bytearray:
                 body += part
                 if len(body) > MOST_BYTES:
                     rule, remedy = f"at most {MOST_BYTES} bytes", "send fewer prompts at a time"
-                    raise http_error(413, "body", rule, "more", remedy)
+                    raise refused("body", rule, "more", remedy, 413)
     except TimeoutError:
         rule = f"it within {SENDING:.0f} seconds"
-        raise http_error(408, "body", rule, "only a part", "send it faster") from None
+        raise refused("body", rule, "only a part", "send it faster", 408) from None
     return body
 
 
@@ -141,9 +150,9 @@ def _where(content: Any, error: Any) -> List[Union[str, int]]:
 
 
 def check_model(asked: Optional[str], name: str) -> None:
-    """Raise HTTPException if a request names another model than the served one."""
+    """Raise Refused if a request names another model than the served one."""
     if asked not in (None, name):
-        raise http_error(404, "model", name, cut(str(asked)), "/v1/models lists what is served")
+        raise refused("model", name, cut(str(asked)), "/v1/models lists what is served", 404)
 
 
 def add_models(

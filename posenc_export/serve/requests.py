@@ -1,4 +1,4 @@
-"""Requests and tokens of the engine, without HTTP and text."""
+"""Requests and tokens of the engine, without text."""
 
 import sys
 from dataclasses import dataclass
@@ -64,20 +64,16 @@ class Token(NamedTuple):
 
 
 class Refused(ValueError):
-    """The request exceeds the limits or does not fit the model."""
+    """A request that is answered with an error. status: of HTTP; 429 if it can succeed later."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
 
 
-def refused(where: str, rule: str, got: object, remedy: str) -> Refused:
+def refused(where: str, rule: str, got: object, remedy: str, status: int = 400) -> Refused:
     """Return the error `where: expected RULE, got GOT; REMEDY` of a request."""
-    return Refused(str(refusal(where, rule, got, remedy)))
-
-
-class Full(RuntimeError):
-    """The queue has no room at the moment."""
-
-
-class Stopping(RuntimeError):
-    """The engine accepts no more requests."""
+    return Refused(str(refusal(where, rule, got, remedy)), status)
 
 
 def most_tokens(request: Request) -> int:

@@ -17,8 +17,8 @@ from posenc_export.serve.completion import Stops
 from posenc_export.serve.engine import Engine
 from posenc_export.serve.requests import (
     Limits,
+    Refused,
     Request,
-    Stopping,
     Token,
     check_model,
 )
@@ -119,7 +119,7 @@ def test_an_engine_whose_graph_runs_no_more_ends_and_leaves_nobody_waiting(
     assert gathered.failed.wait(30) and gathered.engine.state == "failed"
     assert gathered.ended == dict.fromkeys(requests, "error")
     assert "the engine has ended" in caplog.records[-1].message
-    with pytest.raises(Stopping, match="got failed"):
+    with pytest.raises(Refused, match="got failed"):
         gathered.engine.submit(requests)
 
 
