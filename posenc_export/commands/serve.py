@@ -120,7 +120,7 @@ def _application(
     if manifest.encodes:
         return embeddings.application(name, model, limits, allowed)
     chat = chat or chat_codec(folder, manifest)
-    return app.application(name, model, model.tokenizer, limits, allowed, chat, stop)
+    return app.application(name, model, limits, allowed, chat, stop)
 
 
 def _limits(options: argparse.Namespace, model: Any) -> Limits:

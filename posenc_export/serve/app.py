@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from posenc_export.runtime.artefact import chat_template, tokenizer
+from posenc_export.runtime.artefact.chat_template import ChatCodec
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve import http, protocol
 from posenc_export.serve.access import Access
@@ -29,8 +29,7 @@ class Service:
     """One model served over HTTP. Raises ValueError and GraphError as Engine.
 
     Args:
-        model, codec, limits: a decoder whose target supports admit and retire, its text, and
-            limits.
+        model, limits: a decoder whose target supports admit and retire, and limits.
         chat: converts conversations to token ids; None for a model without a chat template.
         failed: called on another thread if the engine ends unexpectedly.
 
@@ -44,14 +43,13 @@ class Service:
         self,
         name: str,
         model: Model,
-        codec: tokenizer.Codec,
         limits: Limits,
-        chat: Optional[chat_template.ChatCodec],
+        chat: Optional[ChatCodec],
         failed: Callable[[], object],
     ) -> None:
-        self.name, self.codec, self.manifest, self.limits = name, codec, model.manifest, limits
-        self.created = int(time.time())
-        self.completions, self.chat = Completions(codec, model.manifest.stop_ids), Chat(chat)
+        self.name, self.manifest, self.limits = name, model.manifest, limits
+        self.created, self.codec = int(time.time()), model.tokenizer
+        self.completions, self.chat = Completions(self.codec, self.manifest.stop_ids), Chat(chat)
         self.open: Dict[Any, Completion] = {}  # running completions by request of the engine
 
         def deliver(tokens: List[Token]) -> None:
@@ -183,14 +181,13 @@ async def _collected(completion: Completion) -> List[Part]:
 def application(
     name: str,
     model: Model,
-    codec: tokenizer.Codec,
     limits: Limits,
     access: Access = Access(),
-    chat: Optional[chat_template.ChatCodec] = None,
+    chat: Optional[ChatCodec] = None,
     failed: Callable[[], object] = lambda: None,
 ) -> FastAPI:
     """Create the application, whose end also ends its engine. Arguments, errors as for Service."""
-    service = Service(name, model, codec, limits, chat, failed)
+    service = Service(name, model, limits, chat, failed)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -6,7 +6,6 @@ from typing import Any, Dict, Iterator, Optional
 
 import pytest
 
-from posenc_export.runtime.artefact.tokenizer import ByteCodec
 from posenc_export.runtime.session.model import Model
 from tests.serve.test_http import JSON, LIMITS, Client, folder, model, running  # noqa: F401
 
@@ -22,7 +21,7 @@ def port(model: Model) -> Iterator[int]:
     from posenc_export.serve.app import application
 
     allowed = access("127.0.0.1", "127.0.0.1", ["https://page.example"], "secret")
-    with running(application("tiny", model, ByteCodec(), LIMITS, allowed)) as (port, _):
+    with running(application("tiny", model, LIMITS, allowed)) as (port, _):
         yield port
 
 

@@ -43,9 +43,10 @@ def stop(model: Model) -> int:
 def port(model: Model) -> Iterator[int]:
     from posenc_export.serve.app import application
 
-    with running(
-        application("tiny", model, ByteCodec(), LIMITS, chat=ChatCodec(ByteCodec(), TEMPLATE, {}))
-    ) as (port, _):
+    with running(application("tiny", model, LIMITS, chat=ChatCodec(ByteCodec(), TEMPLATE, {}))) as (
+        port,
+        _,
+    ):
         yield port
 
 
@@ -202,7 +203,7 @@ def test_fields_of_unsupported_features_are_named(port: int) -> None:
 def test_a_model_without_a_template_says_so(model: Model) -> None:
     from posenc_export.serve.app import application
 
-    with running(application("tiny", model, ByteCodec(), LIMITS)) as (port, _):
+    with running(application("tiny", model, LIMITS)) as (port, _):
         status, answer = Client(port).ask(CHAT, HELLO)
         assert (status, "expected a model with a chat template" in answer["error"]["message"]) == (
             400,

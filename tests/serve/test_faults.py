@@ -177,7 +177,7 @@ def test_a_request_that_the_end_of_the_server_cuts_ends_with_an_error(
 ) -> None:
     from posenc_export.serve.app import application
 
-    with running(application("tiny", model, ByteCodec(), LIMITS), timeout_graceful_shutdown=0) as (
+    with running(application("tiny", model, LIMITS), timeout_graceful_shutdown=0) as (
         port,
         server,
     ):

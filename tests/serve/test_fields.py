@@ -32,9 +32,7 @@ def port() -> Iterator[int]:
     from posenc_export.serve.app import application
 
     chat = ChatCodec(ByteCodec(), TEMPLATE, {})
-    with running(
-        application(NAME, opened(artefact("ort")), ByteCodec(), LIMITS, chat=chat)
-    ) as served:
+    with running(application(NAME, opened(artefact("ort")), LIMITS, chat=chat)) as served:
         yield served[0]
 
 

@@ -15,7 +15,6 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import pytest
 
-from posenc_export.runtime.artefact.tokenizer import codec
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve.batch import Batch
@@ -109,7 +108,7 @@ def model(folder: Path) -> Model:
 def app(folder: Path, model: Model) -> Any:
     from posenc_export.serve.app import application
 
-    return application("tiny", model, codec(folder, model.manifest), LIMITS)
+    return application("tiny", model, LIMITS)
 
 
 @pytest.fixture(scope="module")
