@@ -1,27 +1,26 @@
 """CachedAttention of packages/kernels beside GroupQueryAttention of ONNX Runtime, or with caches in
-float16 beside itself in float32, and artefacts of target ort-native beside those of ort.
+float16 beside itself in float32.
 
-    python -m bench.native [--artefacts ORT NATIVE] [--threads 2] [--json FILE]
+    python -m bench.native [--threads 2] [--json FILE]
 
 In turn in one process: the ratio of every round, its median, and the quantiles 0.1 and 0.9. Times
-are those of the processor with one thread, and of the clock with more. Caches of the operators take
-CACHES bytes, so that a call finds its keys in memory, as a step does that reads weights in between.
-Artefacts are those of one decoder: prompts, steps and passes of a few tokens are timed. Rows of the
-same name in the file are replaced.
+are those of the processor with one thread, and of the clock with more. Caches take CACHES bytes, so
+that a call finds its keys in memory, as a step does that reads weights in between. Rows of the same
+call in the file are replaced. `posenc bench` compares artefacts of both targets.
 """
 
 import argparse
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import onnxruntime
 
 from bench import json_rows
-from bench.timing import CLOCKS, in_turn, seconds, spread
-from posenc_export.runtime import Model, load
+from bench.timing import CLOCKS, in_turn, seconds
+from posenc_export.benchmark.ratios import spread
 from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.kernel_library import DOMAIN, OPERATOR
 from posenc_export.runtime.graphs.onnx_nodes import Nodes
@@ -31,8 +30,6 @@ CACHES, ROUNDS = 5e7, 7
 SIZE, THETA = 64, 1e4
 INPUTS = "query key value past_key past_value seqlens_k total_sequence_length cos_cache sin_cache"
 SCALES = ["", "", "", "k_scale", "v_scale"]
-# Of artefacts: rows and cached tokens of a call, its rounds, and the new tokens of a pass.
-CALLS, CALL_ROUNDS, TOKENS = ((1, 16), (1, 512), (1, 1024), (1, 4096), (16, 512)), 36, 4
 
 
 class Geometry(NamedTuple):
@@ -97,6 +94,11 @@ def opened(operator: str, geometry: Geometry, feeds: Dict[str, np.ndarray], thre
     names = [name if name in free else "" for name in names]
     node = new_node(operator, names, outputs, attributes, domain)
     content = serialised(Nodes(opsets={"": 21, domain: 1}), [node], outputs, free=free)
+    return session_of(content, threads)
+
+
+def session_of(content: bytes, threads: int) -> Any:
+    """Return a session on a graph that may have operators of packages/kernels."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 3
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
@@ -158,56 +160,19 @@ def of_operators(geometry: Geometry, threads: int) -> Dict[str, Any]:
     shipped, own = times.values()
     us = {name: round(float(np.median(t)) / count * 1e6, 1) for name, t in times.items()}
     of_call = {**geometry._asdict(), "threads": threads}
-    return {**of_call, "microseconds": us, "ratio": spread(own, shipped)}
-
-
-def of_artefacts(folders: Sequence[Path], threads: int) -> Iterator[Dict[str, Any]]:
-    """Yield the times of two artefacts that take turns."""
-    models = {path.name: load(path, provider="cpu", threads=threads) for path in folders}
-    for rows, cached in CALLS:
-        for row in of_calls(models, rows, cached, CLOCKS[threads > 1]):
-            yield {"artefacts": [*models], "threads": threads, **row}
-
-
-def of_calls(
-    models: Dict[str, Model], rows: int, cached: int, clock: Callable[[], float]
-) -> Iterator[Dict[str, Any]]:
-    """Yield times of a prompt, of a step and of a pass of TOKENS after it."""
-    sessions = {name: model.session() for name, model in models.items()}
-    prompt = np.random.default_rng(0).integers(100, size=(rows, cached))
-
-    def timed(session: Any, work: Callable[[Any], Any], back: int) -> float:
-        taken = seconds(partial(work, session), clock)
-        session.rewind(back)
-        return taken
-
-    works: Dict[str, Tuple[Callable[[Any], Any], int, int]] = {
-        "prompt": (lambda s: s.prefill(prompt, logits_to_keep=1), 0, 1),
-        "step": (lambda s: s.step(prompt[:, -1]), 1, CALL_ROUNDS),
-        f"{TOKENS} tokens": (lambda s: s.prefill(prompt[:, :TOKENS]), TOKENS, CALL_ROUNDS),
-    }
-    for what, (work, back, rounds) in works.items():
-        calls = {name: partial(timed, session, work, back) for name, session in sessions.items()}
-        times = in_turn(calls, rounds, warm=6 if back else 0)
-        first, second = times.values()
-        ms = {name: round(float(np.median(t)) * 1e3, 2) for name, t in times.items()}
-        row = {"call": what, "rows": rows, "cached": cached, "milliseconds": ms}
-        yield {**row, "ratio": spread(second, first)}
+    ratio = {name: round(n, 3) for name, n in vars(spread(np.divide(own, shipped))).items()}
+    return {**of_call, "microseconds": us, "ratio": ratio}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--artefacts", type=Path, nargs=2, metavar=("ORT", "NATIVE"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    measured = (of_operators(geometry, options.threads) for geometry in OPERATORS)
-    if options.artefacts:
-        measured = of_artefacts(options.artefacts, options.threads)
     rows = []
-    for row in measured:
-        rows.append(row)
-        print(json.dumps(row), flush=True)
+    for geometry in OPERATORS:
+        rows.append(of_operators(geometry, options.threads))
+        print(json.dumps(rows[-1]), flush=True)
     if options.json:
         names = [_name(row) for row in rows]
         kept = [row for row in json_rows.read(options.json, []) if _name(row) not in names]

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
-import onnxruntime
 
 from bench import json_rows, marked
+from bench.native import session_of
 from bench.timing import CLOCKS, in_turn, seconds
-from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.kernel_library import DOMAIN, PRODUCT
 from posenc_export.runtime.graphs.onnx_nodes import Nodes
 from posenc_export.runtime.graphs.onnx_parts import constant, new_node, serialised
@@ -44,11 +43,7 @@ def opened(domain: str, size: Tuple[int, int], bits: int, block: int, threads: i
         known = {"K": inputs, "N": outputs, "bits": bits, "block_size": block, "accuracy_level": 4}
         nodes.append(new_node(PRODUCT, ["x", *named], [f"y{copy}"], known, domain))
     results = [node.outputs[0] for node in nodes]
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    kernel_library.register(options)
-    content = serialised(graph, nodes, results, free={"x": "float"})
-    return copies, onnxruntime.InferenceSession(content, options, ["CPUExecutionProvider"])
+    return copies, session_of(serialised(graph, nodes, results, free={"x": "float"}), threads)
 
 
 def measured(size: Tuple[int, int], bits: int, block: int, threads: int) -> List[Dict[str, Any]]:

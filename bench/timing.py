@@ -2,9 +2,7 @@
 
 import statistics
 import time
-from typing import Any, Callable, Dict, List, Mapping, Sequence, TypeVar
-
-import numpy as np
+from typing import Any, Callable, Dict, List, Mapping, TypeVar
 
 Result = TypeVar("Result")
 Clock = Callable[[], float]
@@ -34,9 +32,3 @@ def in_turn(
             if number >= warm:
                 results[name].append(result)
     return results
-
-
-def spread(times: Sequence[float], others: Sequence[float]) -> Dict[str, float]:
-    """Return median and quantiles 0.1, 0.9 of ratios of times of the same rounds."""
-    low, median, high = np.quantile(np.divide(times, others), (0.1, 0.5, 0.9)).round(3).tolist()
-    return {"low": low, "median": median, "high": high}
