@@ -148,7 +148,7 @@ def measured(
     how: Dict[str, Any] = {"threads": threads, "seconds": part.seconds}
     paths = exported(name, folder, runtimes, say)
     works = (part.contexts, part.prompts)
-    return run(paths, runtimes, *works, different_models=True, progress=say, **how)
+    return run(paths, runtimes, *works, progress=say, **how)
 
 
 def main() -> None:

@@ -109,39 +109,29 @@ class Contestant:
         return self.runtime != ARTEFACT and RUNTIMES[self.runtime].builds
 
 
-def gather(
-    folders: Sequence[Union[str, Path]],
-    runtimes: Sequence[str],
-    different_models: bool = False,
-) -> List[Contestant]:
+def gather(folders: Sequence[Union[str, Path]], runtimes: Sequence[str]) -> List[Contestant]:
     """Return the contestants: other runtimes (RUNTIMES) first, then the folders in their order.
-    Raise ValueError for folders or runtimes that cannot be compared or are not installed.
-
-    Args:
-        different_models: allow folders of different models.
+    Raise ValueError for no folder, and for runtimes that support none or are not installed.
     """
     if not folders:
         rule = "at least one artefact folder"
         raise refusal("benchmark", rule, "none", "give folders that `posenc export` wrote")
     for name in runtimes:
         check_name("benchmark: expected runtime", name, RUNTIMES)
-    artefacts = _of_folders([locate(folder) for folder in folders], different_models)
+    artefacts = _of_folders([locate(folder) for folder in folders])
     peers = [peer for name in dict.fromkeys(runtimes) for peer in _of_runtime(name, artefacts)]
     labels = numbered([contestant.label for contestant in peers + artefacts])
     pairs = zip(peers + artefacts, labels, strict=True)
     return [replace(contestant, label=label) for contestant, label in pairs]
 
 
-def _of_folders(folders: Sequence[Path], different_models: bool) -> List[Contestant]:
+def _of_folders(folders: Sequence[Path]) -> List[Contestant]:
     read, paths = [manifests.read(path) for path in folders], [path.resolve() for path in folders]
     models: List[Manifest] = []  # the first folder of each model
     for manifest in read:
         if all(manifest.config != other.config for other in models):
             models.append(manifest)
     names = numbered([model_label(manifest) for manifest in models])
-    if len(models) > 1 and not different_models:
-        remedy = "give folders of one model or pass --different-models"
-        raise refusal("benchmark", "folders of one model", ", ".join(names), remedy)
     configs, contestants = [manifest.config for manifest in models], []
     for path, label, manifest in zip(paths, artefact_labels(read, paths), read, strict=True):
         name, folder = names[configs.index(manifest.config)], "/".join(path.parts[-2:])

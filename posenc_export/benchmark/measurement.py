@@ -4,7 +4,7 @@ import datetime
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -15,13 +15,12 @@ from posenc_export.benchmark.report import Report
 from posenc_export.benchmark.results import Loaded, Row
 from posenc_export.benchmark.workers import Worker, started
 from posenc_export.runtime.graphs.providers import check_threads
-from posenc_export.shared.progress import Steps
+from posenc_export.shared.progress import Progress, Steps, silent
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import check_name
 
 PREFILL_LIMIT = 3.0  # seconds; a prompt that takes longer is timed once
 DECODE_SHARE = 0.6  # share of the time; the rest is for prefill
-Progress = Callable[[str], None]
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
 
 
@@ -38,29 +37,26 @@ class Measurement:
     # Time per contestant and number of tokens, without the prefill that fills the cache for decode
     seconds: float
     progress: Progress  # called with one line of text at each stage
-    sleeping: bool = False  # as for Worker
-    baseline: str = ""  # as for `run`
-    command: str = ""
+    steps: Steps  # rounds of all phases; some prompts have fewer
     # Cores used by other processes during each sample.
     other_cores: List[float] = field(default_factory=list)
-    steps: Optional[Steps] = None  # rounds of all phases; some prompts have fewer
-    measured: int = 0  # rounds of phases and numbers of tokens that are done
 
-    def report(self, contexts: Sequence[int], prompts: Sequence[int]) -> Report:
-        """Load the contestants, and measure decode, then prefill, at each number of tokens."""
+    def report(self, contexts: Sequence[int], prompts: Sequence[int], **about: Any) -> Report:
+        """Load the contestants, and measure decode, then prefill, at each number of tokens. about:
+        further fields of the report.
+        """
         pairs = zip(self.contestants, self.workers, strict=True)
         replies = [self._load(contestant, worker) for contestant, worker in pairs]
         self.progress("limits of the machine")
         limits = machine.limits(self.limits_worker, self.threads)
         calls = [("decode", tokens, self.decode) for tokens in contexts]
         calls += [("prefill", tokens, self.prefill) for tokens in prompts]
-        self.steps = Steps(self.progress, "measuring", self.rounds * len(calls), "rounds")
         how = f"{len(self.contestants)} contestants, {self.rounds} rounds"
         rows: List[Row] = []
-        for phase, tokens, measure in calls:
+        for done, (phase, tokens, measure) in enumerate(calls):
+            self.steps.advance(done * self.rounds)
             self.progress(f"{phase} at {tokens} tokens: {how}")
             rows += measure(tokens)
-            self.measured += self.rounds
         memory = [worker.ask("memory")["peak"] for worker in self.workers]
         loaded = list(map(_loaded, self.contestants, replies, memory))
         return Report(
@@ -70,10 +66,8 @@ class Measurement:
             rows,
             batch_rows=self.batch,
             other_cores=max(0.0, float(np.mean(self.other_cores))),
-            sleeping_threads=self.sleeping,
             date=datetime.date.today().isoformat(),
-            baseline=self.baseline,
-            command=self.command,
+            **about,
         )
 
     def decode(self, tokens: int) -> List[Row]:
@@ -88,7 +82,7 @@ class Measurement:
             for size, samples in reads.items():
                 how = {"bytes": size, "duration": duration}
                 samples.append(self._sample(self.limits_worker, "bandwidth", **how))
-            self._advance((turn + 1) / self.rounds)
+            self.steps.advance()
         bandwidths = {size: size / spread(samples).median for size, samples in reads.items()}
         return self._rows("decode", tokens, times, bandwidths)
 
@@ -100,12 +94,8 @@ class Measurement:
             for worker, samples, count in zip(self.workers, times, counts, strict=True):
                 if turn < count:
                     samples.append(self._sample(worker, "prefill", context=tokens))
-            self._advance((turn + 1) / max(counts))
+            self.steps.advance()
         return self._rows("prefill", tokens, times, {})
-
-    def _advance(self, share: float) -> None:
-        if self.steps is not None:
-            self.steps.advance(self.measured + int(self.rounds * share))
 
     def _prompts(self, worker: Worker, tokens: int) -> int:
         seconds = self._sample(worker, "prefill", context=tokens)
@@ -186,15 +176,14 @@ def run(
     rounds: int = 10,
     threads: int = 2,
     seconds: float = 1.5,
-    different_models: bool = False,
-    progress: Optional[Progress] = None,
+    progress: Progress = silent,
     baseline: str = "",
     command: str = "",
 ) -> Report:
     """Measure prefill and decode times of artefacts and other runtimes.
 
     Args:
-        folders, runtimes, different_models: the contestants (`gather`).
+        folders, runtimes: the contestants (`gather`).
         contexts: tokens in the cache of a decode step; models without a cache have no decode.
         prompts: tokens of a prompt at prefill; None for the contexts. As of contexts, numbers
             beyond the range of a model are skipped.
@@ -203,11 +192,11 @@ def run(
         command: the command line that the report names, if there is one.
 
     Raises:
-        ValueError: no folder, folders of different models, no usable number of tokens, a runtime
-            that is not installed or supports none of the folders, a contestant that fails.
+        ValueError: no folder, no usable number of tokens, a runtime that is not installed or
+            supports none of the folders, a contestant that fails.
     """
     _check(rounds, batch, threads, seconds)
-    contestants = gather(folders, runtimes, different_models)
+    contestants = gather(folders, runtimes)
     if baseline:
         labels = [contestant.label for contestant in contestants]
         check_name("benchmark: expected baseline", baseline, labels)
@@ -215,9 +204,12 @@ def run(
     sleeping = threads > 1 and machine.busy_machine()
     names = [*(contestant.label for contestant in contestants), "limits"]
     with started(names, threads, sleeping) as (*workers, limits_worker):
-        how = (threads, batch, rounds, seconds, progress or (lambda line: None), sleeping)
-        measured = Measurement(contestants, workers, limits_worker, *how, baseline, command)
-        return measured.report(cached, prefilled)
+        calls = len(cached) + len(prefilled)
+        steps = Steps(progress, "measuring", rounds * calls, "rounds")
+        how = (threads, batch, rounds, seconds, progress, steps)
+        measured = Measurement(contestants, workers, limits_worker, *how)
+        about = {"sleeping_threads": sleeping, "baseline": baseline, "command": command}
+        return measured.report(cached, prefilled, **about)
 
 
 def _check(rounds: int, batch: int, threads: int, seconds: float) -> None:

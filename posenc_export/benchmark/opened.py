@@ -1,26 +1,19 @@
-"""A loaded contestant, and a base of sessions with one kind of call."""
+"""A base of sessions of other runtimes, which have one kind of call."""
 
-from typing import Any, NamedTuple, Optional
+from typing import Optional
 
 import numpy as np
 
 CHUNK = 1024  # most tokens per call, which limits the memory of attention scores
 
 
-class Opened(NamedTuple):
-    """A loaded session."""
-
-    # Its reset, prefill and step are timed. As a Session, or as a CallSession, whose outputs of a
-    # prompt may be those of the last token.
-    session: Any
-    # Load time without imports; None for the time of `open_session`
-    seconds: Optional[float] = None
-
-
 class CallSession:
-    """A session whose prompts and steps are the same call, which peers define. Those with caches
-    that do not follow from `length` extend reset and rewind.
+    """A session whose prompts and steps are the same call, which peers define; its outputs may be
+    those of the last token. Those with caches that do not follow from `length` extend reset and
+    rewind.
     """
+
+    load_seconds: Optional[float] = None  # without imports; None for the time of `open_session`
 
     chunk: Optional[int] = CHUNK  # most tokens of a call; None for a prompt in one call
     length = 0  # tokens in the cache before a call

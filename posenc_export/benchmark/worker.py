@@ -16,7 +16,6 @@ from typing import Any, Callable, Dict, List, Tuple
 import numpy as np
 
 from posenc_export.benchmark.machine import watched
-from posenc_export.benchmark.opened import Opened
 from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
@@ -33,8 +32,10 @@ EMPTY = (
 Request = Dict[str, Any]
 
 
-def open_session(request: Request) -> Tuple[Opened, Manifest]:
-    """Return the session for a load request, and the manifest of its folder."""
+def open_session(request: Request) -> Tuple[Any, float, Manifest]:
+    """Return the session for a load request, whose reset, prefill, step and rewind are timed, the
+    seconds that it took, without imports, and the manifest of its folder.
+    """
     folder, threads, batch = Path(request["folder"]), request["threads"], request["batch"]
     manifest, own = manifests.read(folder), request["runtime"] == ARTEFACT
     if own:
@@ -44,13 +45,11 @@ def open_session(request: Request) -> Tuple[Opened, Manifest]:
         peer: Any = importlib.import_module(runtime.peer)
     start = time.perf_counter()
     if own:
-        session = load(folder, request["provider"], threads).session(batch)
-        opened = Opened(session)
+        session: Any = load(folder, request["provider"], threads).session(batch)
     else:
-        opened = peer.open_session(folder, manifest, threads, batch, **runtime.options)
-    if opened.seconds is None:
-        opened = opened._replace(seconds=time.perf_counter() - start)
-    return opened, manifest
+        session = peer.open_session(folder, manifest, threads, batch, **runtime.options)
+    seconds = getattr(session, "load_seconds", None) or time.perf_counter() - start
+    return session, seconds, manifest
 
 
 def _import_runtime(manifest: Manifest, threads: int) -> None:
@@ -68,14 +67,14 @@ def _import_runtime(manifest: Manifest, threads: int) -> None:
 class Bench:
     """Timed calls of one session; each public method handles one kind of request."""
 
-    def __init__(self, open_session: Callable[[Request], Tuple[Opened, Manifest]]) -> None:
+    def __init__(self, open_session: Callable[[Request], Tuple[Any, float, Manifest]]) -> None:
         self.open_session = open_session
         self.buffer = np.zeros((0, READ_WIDTH), np.float32)
 
     def load(self, request: Request) -> Dict[str, Any]:
         """Load the contestant; a short prompt and a step compile and allocate."""
-        opened, self.manifest = self.open_session(request)
-        self.session, self.batch = opened.session, request["batch"]
+        self.session, loaded, self.manifest = self.open_session(request)
+        self.batch = request["batch"]
         self.burst = min(BURST, self.manifest.max_positions // 2)
         self.token = self._prompt(1)[:, 0]
         start = time.perf_counter()
@@ -84,7 +83,7 @@ class Bench:
         if self.manifest.states:
             self.session.step(self.token)
         seconds = time.perf_counter() - start
-        return {"load": opened.seconds, "warm_up": seconds}
+        return {"load": loaded, "warm_up": seconds}
 
     def prefill(self, request: Request) -> Dict[str, Any]:
         """Time one prompt of `context` tokens per row from an empty cache."""
@@ -176,7 +175,7 @@ def _status_bytes(field: str) -> int:
     return 0
 
 
-def main(opener: Callable[[Request], Tuple[Opened, Manifest]] = open_session) -> None:
+def main(opener: Callable[[Request], Tuple[Any, float, Manifest]] = open_session) -> None:
     """Answer requests until the other end closes. Errors are replies: the caller names the
     contestant.
     """

@@ -17,20 +17,13 @@ from posenc_export.runtime.artefact.places import check_file, write_file
 from posenc_export.shared.refusal import refusal
 
 OPTIONS: Table = {
-    "folders": option(
-        "folders of artefacts or presets, all of one model unless --different-models is given",
-        type=Path,
-        nargs="+",
-    ),
+    "folders": option("folders of artefacts or presets", type=Path, nargs="+"),
     "--runtime": dict(
         action="append",
         default=[],
         metavar="NAME",
         help="another runtime to time with the same model: "
         f"{', '.join(RUNTIMES)}; may be given several times",
-    ),
-    "--different-models": option(
-        "compare artefacts of different models in one table", action="store_true"
     ),
     "--contexts": option(
         "numbers of cached tokens at which a decode step is timed; numbers beyond the range of a "
@@ -74,7 +67,6 @@ def run(options: argparse.Namespace) -> int:
         rounds=options.rounds,
         threads=options.threads,
         seconds=options.seconds,
-        different_models=options.different_models,
         progress=options.say,
         baseline=options.baseline,
         command=shlex.join(["posenc", *sys.argv[1:]]),

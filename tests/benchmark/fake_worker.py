@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 from posenc_export.benchmark import worker
-from posenc_export.benchmark.opened import Opened
 from posenc_export.runtime.artefact import manifest as manifests
 
 
@@ -47,7 +46,7 @@ def open_fake(request):
     print("libraries print to stdout")
     seconds = 0.002 if request["runtime"] == "artefact" and "slow" in folder.name else 0.0005
     manifest = manifests.read(folder)
-    return Opened(FakeSession(folder, seconds), 0.25), manifest
+    return FakeSession(folder, seconds), 0.25, manifest
 
 
 if __name__ == "__main__":

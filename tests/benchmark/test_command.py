@@ -25,7 +25,7 @@ def asked(monkeypatch):
 def test_options_reach_the_measurement(asked, capsys):
     given = (
         "--contexts 16,64 --prefill 128 --batch 4 --threads 3 --rounds 5 --seconds 2 "
-        "--different-models --runtime eager --runtime genai --baseline eager"
+        "--runtime eager --runtime genai --baseline eager"
     ).split()
     assert cli.main(["bench", "a", "b", *given]) == 0
     (call,) = asked
@@ -42,7 +42,6 @@ def test_options_reach_the_measurement(asked, capsys):
     assert call == {
         "folders": ["a", "b"],
         "runtimes": ("eager", "genai"),
-        "different_models": True,
         "baseline": "eager",
         **numbers,
     }

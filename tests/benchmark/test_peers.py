@@ -87,13 +87,13 @@ def test_a_runtime_computes_the_outputs_of_the_artefact(
         if manifest.vocabulary
         else rng.standard_normal((batch, 24, 48)).astype(np.float32)
     )
-    opened = importlib.import_module(RUNTIMES[runtime].peer).open_session(
+    session = importlib.import_module(RUNTIMES[runtime].peer).open_session(
         folder, manifest, 1, batch, **RUNTIMES[runtime].options
     )
     wanted = answers(load(folder, provider="cpu", threads=1).session(batch), tokens)
     half = runtime == "llama.cpp"  # its attention has a mask and sums in float16
     bound = 3e-3 if half else tolerance("float32", 2, 48)
-    assert worst_error(answers(opened.session, tokens), wanted) <= bound
+    assert worst_error(answers(session, tokens), wanted) <= bound
 
 
 def test_an_error_about_a_missing_runtime_names_its_requirement(

@@ -215,15 +215,9 @@ def test_options_are_refused(folder, options, rule):
         run([folder("a")], **options)
 
 
-def test_folders_of_two_models_are_refused_without_the_option(folder):
+def test_folders_of_two_models_have_rows_that_name_them(folder):
     pair = [folder("a"), folder("b", width=64)]
-    with pytest.raises(
-        ValueError,
-        match="folders of one model, got nope block 32 0.00M, nope block 64 0.02M; "
-        ".*--different-models",
-    ):
-        run(pair, contexts=(16,))
-    report = run(pair, contexts=(16,), prompts=(), rounds=1, seconds=0.05, different_models=True)
+    report = run(pair, contexts=(16,), prompts=(), rounds=1, seconds=0.05)
     assert {row.model for row in report.rows} == {"nope block 32 0.00M", "nope block 64 0.02M"}
 
 

@@ -6,20 +6,19 @@ from pathlib import Path
 
 import torch
 
-from posenc_export.benchmark.opened import Opened
 from posenc_export.export.describe import eager
 from posenc_export.models import config_json, presets
-from posenc_export.runtime import Model
+from posenc_export.runtime import Model, Session
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 
 RANDOM = {"seed": 0}
 
 
-def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
+def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Session:
     torch.set_num_threads(threads)
     module, described = eager(rebuilt(manifest))
-    return Opened(Model(TorchGraph(module, described)).session(batch))
+    return Model(TorchGraph(module, described)).session(batch)
 
 
 def rebuilt(manifest: Manifest) -> presets.Model:

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import onnxruntime_genai
 
-from posenc_export.benchmark.opened import CallSession, Opened
+from posenc_export.benchmark.opened import CallSession
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared.refusal import refusal
 
 
-def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
+def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> CallSession:
     if batch > 1:
         rule = "a batch of 1 row, because a Generator appends tokens to larger batches only once"
         raise refusal("genai", rule, batch, "pass --batch 1")
@@ -21,8 +21,7 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
     # after an overlay with a segmentation fault.
     options = {"session_options": {"intra_op_num_threads": threads}}
     config.overlay(json.dumps({"model": {"decoder": options}}))
-    session = GenaiSession(onnxruntime_genai.Model(config), manifest.max_positions)
-    return Opened(session)
+    return GenaiSession(onnxruntime_genai.Model(config), manifest.max_positions)
 
 
 class GenaiSession(CallSession):

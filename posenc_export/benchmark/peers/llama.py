@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from posenc_export.benchmark.opened import CallSession, Opened
+from posenc_export.benchmark.opened import CallSession
 from posenc_export.benchmark.peers.eager import rebuilt
 from posenc_export.runtime.artefact.manifest import Manifest
 
 
-def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
+def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> CallSession:
     torch.set_num_threads(threads)
-    return Opened(LlamaSession(llama(manifest)))
+    return LlamaSession(llama(manifest))
 
 
 def llama(manifest: Manifest) -> LlamaForCausalLM:

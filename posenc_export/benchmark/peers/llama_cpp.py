@@ -10,7 +10,7 @@ import gguf
 import llama_cpp
 import numpy as np
 
-from posenc_export.benchmark.opened import CHUNK, CallSession, Opened
+from posenc_export.benchmark.opened import CHUNK, CallSession
 from posenc_export.benchmark.peers.llama import llama
 from posenc_export.runtime.artefact.manifest import Manifest
 
@@ -19,14 +19,15 @@ UBATCH = 512  # tokens that llama.cpp computes at once, its default
 
 def open_session(
     folder: Path, manifest: Manifest, threads: int, batch: int, weights: str = "F32"
-) -> Opened:
+) -> CallSession:
     """weights: type of GGUF of all matrices, the embedding among them."""
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "model.gguf"
         _write(path, llama(manifest), gguf.GGMLQuantizationType[weights])
         start = time.perf_counter()
         session = LlamaCppSession(path, manifest, threads, batch)
-        return Opened(session, time.perf_counter() - start)
+        session.load_seconds = time.perf_counter() - start
+        return session
 
 
 def _write(path: Path, model: Any, weights: gguf.GGMLQuantizationType) -> None:

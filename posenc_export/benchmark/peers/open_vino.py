@@ -7,11 +7,11 @@ import numpy as np
 import openvino
 from openvino._offline_transformations import apply_make_stateful_transformation
 
-from posenc_export.benchmark.opened import CallSession, Opened
+from posenc_export.benchmark.opened import CallSession
 from posenc_export.runtime.artefact.manifest import Manifest
 
 
-def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
+def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> CallSession:
     core = openvino.Core()
     model = core.read_model(folder / "model.onnx")
     shapes: Dict[str, Any] = {"input_ids": [batch, -1], "attention_mask": [batch, -1]}
@@ -26,7 +26,7 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
         "PERFORMANCE_HINT": "LATENCY",
     }
     request = core.compile_model(model, "CPU", settings).create_infer_request()
-    return Opened(OpenVinoSession(request))
+    return OpenVinoSession(request)
 
 
 class OpenVinoSession(CallSession):
