@@ -5,15 +5,13 @@
 It installs nothing: a runtime that is missing is a row that says so. Each piece runs in a process
 of its own, so that a crash or a hang ends one piece, and its rows are written to the JSON file at
 once; the same command again continues with what is missing. Parts come in the order of what they
-decide, each with a share of the time, and what is left of the time goes to what is missing. Then
-docs/runtimes/cuda.md is written from the file (bench/gpu_page.py).
+decide. Then docs/runtimes/cuda.md is written from the file (bench/gpu_page.py).
 
 --rehearse runs one piece of each part with a small decoder, on the CPU or on the dry run of the
 provider (tests/cuda_dry_run); its errors and times mean nothing.
 """
 
 import argparse
-import itertools
 import json
 import subprocess
 import sys
@@ -37,7 +35,6 @@ PACKAGES = ("onnxruntime-gpu", "onnxruntime", "onnxruntime-genai-cuda", "torch",
 class Part(NamedTuple):
     """A part of the measurements."""
 
-    minutes: float  # its share of 25 minutes
     keys: Callable[[], List[str]]  # returns the names of its pieces
     workers: int = 1  # processes at the same time; 1 where times are measured
 
@@ -47,11 +44,11 @@ def _rounds(times: Sequence[Sequence[Any]]) -> List[str]:
 
 
 PARTS = {
-    "repaired": Part(3, lambda: list(gpu_proofs.REPAIRED), workers=8),
-    "prompts": Part(7, lambda: _rounds(gpu_times.PROMPTING)),
-    "steps": Part(6, lambda: _rounds(gpu_times.STEPPING)),
+    "repaired": Part(lambda: list(gpu_proofs.REPAIRED), workers=8),
+    "prompts": Part(lambda: _rounds(gpu_times.PROMPTING)),
+    "steps": Part(lambda: _rounds(gpu_times.STEPPING)),
     "parity": Part(
-        7, lambda: [n for n in gpu_proofs.models() if n not in gpu_proofs.REPAIRED], workers=8
+        lambda: [n for n in gpu_proofs.models() if n not in gpu_proofs.REPAIRED], workers=8
     ),
 }
 
@@ -123,24 +120,20 @@ Run = Callable[[str, str, float], List[Dict[str, Any]]]  # of a piece, within so
 
 
 def measure(results: Results, minutes: float, rehearse: bool, run: Run) -> bool:
-    """Run the pieces that are missing: each part within its share of the time, then what is left.
-    Return whether nothing is missing.
-    """
-    begin, keys = time.monotonic(), {}
+    """Run the pieces that are missing within the time. Return whether none is left."""
+    end, complete = time.monotonic() + 60 * minutes, True
     for name, part in PARTS.items():
-        keys[name] = part.keys()[: 1 if rehearse else None]
-    shares = list(itertools.accumulate(part.minutes for part in PARTS.values()))
-    limits = [60 * minutes * share / shares[-1] for share in shares]
-    for name, limit in [*zip(PARTS, limits, strict=True), *((name, limits[-1]) for name in PARTS)]:
+        keys = part.keys()[: 1 if rehearse else None]
 
-        def timed(key: str, name: str = name, limit: float = limit) -> None:
-            remaining = begin + limit - time.monotonic()
+        def timed(key: str, name: str = name) -> None:
+            remaining = end - time.monotonic()
             if rows := run(name, key, remaining) if remaining > 0 else []:
                 results.add(name, key, rows)
 
-        with ThreadPoolExecutor(PARTS[name].workers) as pool:
-            list(pool.map(timed, results.missing(name, keys[name])))
-    return not any(results.missing(name, keys[name]) for name in PARTS)
+        with ThreadPoolExecutor(part.workers) as pool:
+            list(pool.map(timed, results.missing(name, keys)))
+        complete = complete and not results.missing(name, keys)
+    return complete
 
 
 def here(rehearse: bool) -> Dict[str, str]:

@@ -48,19 +48,19 @@ def test_parts_run_in_order_and_an_interrupted_run_continues_with_what_is_missin
     assert list(dict.fromkeys(part for part, _ in ran)) == list(parts)
 
 
-def test_a_part_ends_with_its_share_of_the_time_and_gets_what_is_left(
+def test_no_piece_begins_after_the_time(
     tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, ran = [0.0], []
     monkeypatch.setattr(gpu.time, "monotonic", lambda: clock[0])
 
     def run(part: str, key: str, seconds: float) -> List[Dict[str, Any]]:
-        clock[0] += 400 if part == "repaired" else 10
-        ran.append((part, key))
-        return [{}]
+        clock[0] += 400 if part == "prompts" else 0
+        ran.append(part)
+        return [{"seconds": seconds}]
 
-    assert gpu.measure(gpu.Results(tmp_path / "gpu.json", HERE), 25, False, run)
-    assert ran[0][0] == "repaired" and ran[1][0] == "prompts" and ran[-1][0] == "repaired"
+    assert not gpu.measure(gpu.Results(tmp_path / "gpu.json", HERE), 10, False, run)
+    assert ran == ["repaired", "repaired", "prompts", "prompts"]
 
 
 def test_a_piece_that_fails_is_a_row_with_the_last_line_of_its_error(tmp_path: Path) -> None:
