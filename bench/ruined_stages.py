@@ -1,4 +1,5 @@
-"""Ruins of stages that bench.ruins plants by replacing one of their functions.
+"""Ruins of stages that bench.ruins plants by replacing one of their functions, but for those that
+would give the graphs of bench.ruined_graphs.
 
 A stage is the encoding's tables, the packer of weights, a lowering to the target's operators, or
 the runtime, which gives the graph its inputs.
@@ -7,7 +8,7 @@ the runtime, which gives the graph its inputs.
 import contextlib
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, Callable, ContextManager, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, Tuple
 from unittest import mock
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 
 from bench.ruined_graphs import BLOCKED, FEW_BITS, FORMATS, NATIVE, ORIGINAL, WEIGHT
 from posenc_export.encodings.rope_longrope import RoPELongRoPE
-from posenc_export.export.targets import cached_attention, ort, ort_slots, standard, weights
+from posenc_export.export.targets import cached_attention, ort, weights
 from posenc_export.export.targets.builder import Builder
 from posenc_export.ops import graph
 from posenc_export.runtime.artefact import graph_inputs
@@ -47,19 +48,6 @@ def _results(owner: Any, name: str, change: Callable[..., Any]) -> Any:
     return plant
 
 
-def _several(*plants: Callable[[Any], ContextManager[Any]]) -> Any:
-    """Return a plant of all plants together."""
-
-    @contextlib.contextmanager
-    def together(module: Any) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for plant in plants:
-                stack.enter_context(plant(module))
-            yield
-
-    return together
-
-
 def _stored(suffix: str, change: Callable[[np.ndarray], np.ndarray]) -> Any:
     """Change the arrays that the packer stores under names with a suffix."""
     right = Builder.weight
@@ -82,42 +70,20 @@ def _first_output_zero(packed: np.ndarray, codes: np.ndarray, grid: Any) -> np.n
     return array
 
 
-def _scale_off(attributes: Dict[str, Any], node: Any) -> Dict[str, Any]:
-    return {**attributes, "scale": 1.01 * attributes["scale"]}
-
-
-def _window(change: Callable[[int], Optional[int]]) -> Any:
-    """Change the window of the attention operators; None ignores it."""
-
-    def changed(attributes: Dict[str, Any]) -> Dict[str, Any]:
-        size = change(attributes["local_window_size"])
-        others = {name: value for name, value in attributes.items() if name != "local_window_size"}
-        return others if size is None else {**others, "local_window_size": size}
-
-    return _results(cached_attention, "_attributes", lambda attributes, *_: changed(attributes))
-
-
-def _rotations(change: Callable[[Any], Dict[str, Any]]) -> Any:
-    """Change the rotations inside the attention operators."""
+@contextlib.contextmanager
+def _pairs_interleaved(module: Any) -> Iterator[None]:
+    """Pair other entries in the rotations inside the attention operators."""
 
     def turned(node: Any) -> Any:
-        kept = {name: getattr(node, name) for name in ("cos", "sin", "interleaved", "x")}
-        return SimpleNamespace(**{**kept, **change(node)})
+        kept = {name: getattr(node, name) for name in ("cos", "sin", "x")}
+        return SimpleNamespace(**kept, interleaved=not node.interleaved)
 
     def of_native(nodes: Any, *_: Any) -> Any:
         return nodes and (turned(nodes[0]), turned(nodes[1]), nodes[2])
 
-    return _several(
-        _results(cached_attention, "rotation_by_slot", lambda node, *_: node and turned(node)),
-        _results(cached_attention, "_rotation", of_native),
-    )
-
-
-def _last_slot_lost(lengths: Tuple[Any, Any], op: Builder, *_: Any) -> Any:
-    """Count a token less in rows of more than 300."""
-    valid, total = lengths
-    deep = op.Cast(op.Greater(valid, op.constant(300, "int32")), to=6)
-    return op.Sub(valid, deep), total
+    by_slot = _results(cached_attention, "rotation_by_slot", lambda node, *_: node and turned(node))
+    with by_slot(module), _results(cached_attention, "_rotation", of_native)(module):
+        yield
 
 
 def _without_far(rotated: Any, _: Any, q: Any, k: Any, positions: Any) -> Any:
@@ -181,17 +147,8 @@ STAGE_RUINS = (
               ("int4", "int4-128", "keep")),
     StageRuin("packer: first output of every weight zero", "rope",
               _results(weights, "packed_codes", _first_output_zero), STORED_BLOCKS),
-    StageRuin("lowering: softmax scale 1 % off", "rope",
-              _results(standard, "scores_of", _scale_off)),
-    StageRuin("lowering: cos and sin exchanged", "rope",
-              _rotations(lambda node: {"cos": node.sin, "sin": node.cos})),
     StageRuin("lowering: pairs interleaved", "rope",
-              _rotations(lambda node: {"interleaved": not node.interleaved})),
-    StageRuin("lowering: window one token short", "rope", _window(lambda size: size - 1)),
-    StageRuin("lowering: window one token long", "rope", _window(lambda size: size + 1)),
-    StageRuin("lowering: window ignored", "rope", _window(lambda _: None)),
-    StageRuin("lowering: slots shifted from 300 cached tokens on", "rope",
-              _results(ort_slots, "lengths", _last_slot_lost)),
+              _pairs_interleaved),
     StageRuin("lowering: distances past 300 one shorter", "alibi",
               lambda _: mock.patch.dict(ort.LOWERING[0], _distances_short(ort.distances)),
               ONE_TABLE),
