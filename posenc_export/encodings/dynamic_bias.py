@@ -9,29 +9,25 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.shared.prepared import prepare_loaded
+from posenc_export.encodings.shared.base import Geometry, Oracle, Table
+from posenc_export.encodings.shared.prepared import Prepared
+from posenc_export.encodings.shared.tables import Float32
 
 EPSILON = 1e-5  # default of torch.nn.LayerNorm
 BLOCK = 1 << 14  # distances per pass through the MLP
 
 
-class ExactLinear(torch.nn.Linear):
+class ExactLinear(Float32, torch.nn.Linear):
     """A linear layer that stays float32, because it multiplies distances of any size."""
 
-    def _apply(self, fn: Any, recurse: bool = True) -> "ExactLinear":
-        for parameter in self.parameters():
-            parameter.data = parameter.data.to(fn(torch.empty(0, device=parameter.device)).device)
-        return self
 
-
-class DynamicBias(PositionEncoding):
+class DynamicBias(Prepared):
     """scores + f_h(s(i - j)), s(d) = d or sign(d) log(1 + |d|), f an MLP from one number to H:
     linear layers with SiLU between them.
 
     f is computed once per distance, in float64, and read as a table of max_positions rows if
-    causal, twice as many otherwise. The table has no gradients: load trained weights, and `prepare`
-    computes it again. In float16 large biases at linear distances are the same for neighbouring
+    causal, twice as many otherwise. The table has no gradients: load trained weights, and it is
+    computed again. In float16 large biases at linear distances are the same for neighbouring
     distances.
 
     Args:
@@ -83,9 +79,8 @@ class DynamicBias(PositionEncoding):
         norms = depth if norm == "layer" else 0
         self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(hidden, EPSILON) for _ in range(norms))
         self.prepare()
-        self.register_load_state_dict_post_hook(prepare_loaded)
 
-    def prepare(self) -> None:
+    def tabulate(self) -> None:
         distances = np.arange(-self.ahead, self.furthest + 1)
         blocks = np.array_split(distances, -(-len(distances) // BLOCK))
         self.table = Table(np.concatenate([self.network(block) for block in blocks]))

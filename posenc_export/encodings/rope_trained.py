@@ -10,11 +10,11 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Exact, Geometry
-from posenc_export.encodings.shared.prepared import Prepared, prepare_loaded, weight_versions
+from posenc_export.encodings.shared.prepared import Prepared
 from posenc_export.encodings.shared.rotary import Layout, Rotary
 
 
-class RoPETrained(Prepared, Rotary):
+class RoPETrained(Rotary, Prepared):
     """RoPE with trained w_k, initialised to theta^(-2k/r), or with w_k = (theta e^g)^(-2k/r) and
     one trained g, initialised to 0.
 
@@ -56,7 +56,6 @@ class RoPETrained(Prepared, Rotary):
         start = self.theta ** (-torch.arange(0, self.size, 2, dtype=torch.float64) / self.size)
         self.weight = Exact(start if trains == "frequencies" else torch.zeros(()))
         self.prepare()
-        self.register_load_state_dict_post_hook(prepare_loaded)
 
     @torch.jit.unused
     def frequencies(self) -> Tensor:
@@ -66,12 +65,6 @@ class RoPETrained(Prepared, Rotary):
             return weight
         k = torch.arange(self.size // 2, dtype=torch.float64, device=weight.device)
         return torch.exp(-(2 * k / self.size) * (math.log(self.theta) + weight))
-
-    def prepare(self) -> None:
-        device = self.weight.value.device
-        self.tabulate()
-        self.cos, self.sin = self.cos.to(device), self.sin.to(device)
-        self.prepared = weight_versions(self)
 
     @torch.jit.unused
     def trained(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:

@@ -103,7 +103,7 @@ class ShawOracle(Oracle, of=Shaw):
     def __init__(self, encoding: Shaw) -> None:
         super().__init__(encoding)
         if "keys" not in self.weights:
-            count, size = encoding.left + encoding.right + 1, encoding.waves.exact.shape[1]
+            count, size = encoding.left + encoding.right + 1, encoding.waves.rows.size(1)
             waves = np.stack([sinusoids.row(n, size) for n in range(count)])
             self.weights = {"keys": waves, "values": waves}
 

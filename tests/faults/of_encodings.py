@@ -43,9 +43,9 @@ class Late(Faulty):
 
 
 def _one_frequency_off(e: Any) -> None:
-    positions, size = np.arange(len(e.cos.exact)), e.size
+    positions, size = np.arange(len(e.cos.rows)), e.size
     angle = 1.01 * positions * e.theta ** (-2 * (size // 4) / size)
-    cos, sin = e.cos.exact.copy(), e.sin.exact.copy()
+    cos, sin = e.cos.rows.numpy().copy(), e.sin.rows.numpy().copy()
     cos[:, size // 4], sin[:, size // 4] = np.cos(angle), np.sin(angle)
     e.cos, e.sin = Table(cos), Table(sin)
 
@@ -81,7 +81,7 @@ def _put(name: str, change: Callable[[Any], Any]) -> Change:
 
 
 def _table(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Change:
-    return _put(name, lambda table: Table(change(table.exact)))
+    return _put(name, lambda table: Table(change(table.rows.numpy())))
 
 
 def _copied(name: str, change: Callable[[Tensor], Tensor]) -> Change:
@@ -103,13 +103,13 @@ def _late(rows: np.ndarray) -> np.ndarray:
 
 
 def _table_one_row_late(e: Any) -> None:
-    late = Table(_late(e.table.exact))
+    late = Table(_late(e.table.rows.numpy()))
     e.prepare = lambda: setattr(e, "table", late)
 
 
 def _one_row_more(e: Any) -> None:
     sizes = {"rows": 401, "columns": 70}
-    geometry = Geometry(48, 6, 16, len(e.cos.exact))
+    geometry = Geometry(48, 6, 16, len(e.cos.rows))
     other = RoPENormalized(geometry, **sizes)
     e.cos, e.sin = other.cos, other.sin
 

@@ -31,7 +31,7 @@ class Rooted(PositionEncoding):
 
 class RootedOracle(Oracle, of=Rooted):
     def bias(self, head: int, query: int, key: int) -> float:
-        return -float(self.encoding.slopes.exact[head]) * math.sqrt(abs(query - key))
+        return -float(self.encoding.slopes.rows[head]) * math.sqrt(abs(query - key))
 
 
 def _biased(name: str, bias: Any, exact: Any, **attributes: Any) -> Any:

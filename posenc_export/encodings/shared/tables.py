@@ -34,7 +34,17 @@ class TwoLevels:
         return cosines, sines
 
 
-class Table(torch.nn.Module):
+class Float32(torch.nn.Module):
+    """Tensors that a cast of the model leaves in float32."""
+
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(fn(torch.empty(0, device=tensor.device)).device)
+
+        return super()._apply(moved, recurse)
+
+
+class Table(Float32):
     """Rows [M,n] computed in float64, kept in float32 when the model is cast, and read with Gather.
 
     Args:
@@ -54,17 +64,11 @@ class Table(torch.nn.Module):
         super().__init__()
         self.levels, self.sines = levels, sines
         with np.errstate(over="ignore"):  # reported below
-            self.exact = np.ascontiguousarray(rows, dtype=np.float32)
-        if not np.isfinite(self.exact).all():
+            numbers = np.ascontiguousarray(rows, dtype=np.float32)
+        if not np.isfinite(numbers).all():
             remedy = "choose parameters closer to their defaults"
             raise refusal("encoding", "tables of finite numbers", "infinity or NaN", remedy)
-        self.register_buffer("rows", torch.from_numpy(self.exact), persistent=False)
-
-    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
-        super()._apply(fn, recurse)
-        if self.rows.device.type != "meta":  # a cast to float16 loses digits: restore them
-            self.rows = torch.from_numpy(self.exact).to(self.rows.device)
-        return self
+        self.register_buffer("rows", torch.from_numpy(numbers), persistent=False)
 
     def forward(self, positions: Tensor) -> Tensor:
         """positions [B,S] int64 (-1 is read as 0) to [B,S,n] float32."""
@@ -114,16 +118,12 @@ def levels_of(module: torch.nn.Module) -> Dict[str, Levels]:
     return levels
 
 
-class Exact(torch.nn.Module):
+class Exact(Float32):
     """A trained tensor that stays float32, because it multiplies positions."""
 
     def __init__(self, value: Tensor) -> None:
         super().__init__()
         self.value = torch.nn.Parameter(value.to(torch.float32))
-
-    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
-        self.value.data = self.value.data.to(fn(torch.empty(0, device=self.value.device)).device)
-        return self
 
     def forward(self) -> Tensor:
         """Return the tensor, float32."""

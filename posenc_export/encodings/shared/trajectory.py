@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry, Table
-from posenc_export.encodings.shared.prepared import Prepared, prepare_loaded, weight_versions
+from posenc_export.encodings.shared.prepared import Prepared
 from posenc_export.shared.refusal import refusal
 
 MOST_STEPS = 1 << 22  # steps of a recurrence, which run one after the other; 20 to 100 us each
@@ -38,7 +38,6 @@ class Trajectory(Prepared):
             raise refusal(name, rule, positions, "choose fewer")
         self.count = geometry.max_positions
         self.first = torch.nn.Parameter(torch.randn(geometry.width))
-        self.register_load_state_dict_post_hook(prepare_loaded)
 
     def weights(self) -> Tuple[Tensor, ...]:
         """Return p_0 and the other weights, which `rows` takes."""
@@ -48,13 +47,12 @@ class Trajectory(Prepared):
         """Yield the first `count` rows [E] for weights of numpy or torch, which is `library`."""
         raise NotImplementedError
 
-    def prepare(self) -> None:
+    def tabulate(self) -> None:
         weights = [weight.detach().double().numpy() for weight in self.weights()]
         table = np.zeros((self.count, len(self.first)))
         for k, row in enumerate(self.rows(weights, self.count, np)):
             table[k] = row
         self.table = Table(table)
-        self.prepared = weight_versions(self)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
