@@ -3,7 +3,6 @@ readout of a model, and text is cut as that library does. modules.json lists the
 their folders; the first is the model, an encoder or decoder as transformers saves it.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import (
@@ -31,7 +30,7 @@ from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.config import ReadoutConfig
 from posenc_export.models.embedding_and_head import Text
 from posenc_export.models.folder_files import content
-from posenc_export.shared.foreign import json_of, typed
+from posenc_export.shared.foreign import explained, json_of, typed
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
 
@@ -54,7 +53,6 @@ POOLING_KEYS = {*OLDER, *SIZES, "pooling_mode", "include_prompt"}
 ACTIVATIONS = ("Tanh", "ReLU", "GELU", "SiLU", "Identity")
 EMBEDDING = "sentence_embedding"
 WHERE, AGAIN, ANOTHER = "sentence-transformers", "download the folder again", "export another model"
-LONGEST = 2**31 - 1  # tokens of a text
 Length = Annotated[int, Meta(ge=1)]
 FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
 # Keys of all files that are not read, with the values that change no embedding.
@@ -112,7 +110,7 @@ class TextSettings(Struct):
 class TokenizerConfig(Struct):
     """What is read of a tokenizer_config.json."""
 
-    model_max_length: Any = None
+    model_max_length: Optional[Annotated[float, Meta(ge=1)]] = None  # 1e30 for no limit
     truncation_side: Optional[Literal["left", "right"]] = None
 
 
@@ -126,27 +124,6 @@ class DenseConfig(Struct):
     module_input_name: Optional[str] = None
     module_output_name: Optional[str] = None
     use_residual: Optional[bool] = None
-
-
-class Truncation(Struct):
-    """How a tokenizer.json cuts texts."""
-
-    direction: Literal["Left", "Right"] = "Right"
-
-
-class Normalizer(Struct):
-    """The normalizer of a tokenizer.json."""
-
-    type: str
-    lowercase: Optional[bool] = None
-    normalizers: List[Dict[str, Any]] = []
-
-
-class TokenizerFile(Struct):
-    """What is read of a tokenizer.json."""
-
-    truncation: Optional[Truncation] = None
-    normalizer: Optional[Normalizer] = None
 
 
 class Dense(torch.nn.Module):
@@ -239,9 +216,8 @@ def attach(model: Published, sentences: Sentences) -> None:
     name, settings = "tokenizer_config.json", sentences.text
     values = json_of(WHERE, name, text.files.get(name, b"{}"), AGAIN)
     config = typed(WHERE, name, values, TokenizerConfig, AGAIN)
-    call = _call(settings)
-    lengths = (call.max_length, settings.max_seq_length, _limit(config.model_max_length), positions)
-    most = min(next(length for length in lengths if length), positions)
+    lengths = (_call(settings).max_length, settings.max_seq_length, config.model_max_length)
+    most = int(min(next(filter(None, lengths), positions), positions))
     side = config.truncation_side
     tokenizer = truncating(text.tokenizer, most, settings, side) if text.tokenizer else b""
     files = {**text.files, **sentences.files}
@@ -253,23 +229,20 @@ def truncating(tokenizer: bytes, most: int, text: TextSettings, side: Optional[s
     to pad them, to convert text to lower case before all else and to add no special tokens where
     the settings say so. side: which end is cut; None for that in tokenizer.json.
     """
-    content = json_of(WHERE, "tokenizer.json", tokenizer, AGAIN)
-    settings = typed(WHERE, "tokenizer.json", content, TokenizerFile, AGAIN)
-    direction = "Right" if settings.truncation is None else settings.truncation.direction
-    direction = direction if side is None else side.title()
-    cut = {"direction": direction, "max_length": most, "strategy": "LongestFirst", "stride": 0}
-    content |= {"truncation": cut, "padding": None}
-    normalizer = settings.normalizer
-    lowers = '"Lowercase"' in json.dumps(content.get("normalizer"))
-    if text.do_lower_case and not lowers and not (normalizer and normalizer.lowercase):
-        further = [] if normalizer is None else [content["normalizer"]]
-        if normalizer is not None and normalizer.type == "Sequence":
-            further = normalizer.normalizers
-        normalizers = [{"type": "Lowercase"}, *further]
-        content["normalizer"] = {"type": "Sequence", "normalizers": normalizers}
-    if not _call(text).add_special_tokens:
-        content["post_processor"] = None
-    return json.dumps(content, ensure_ascii=False).encode()
+    from tokenizers import Tokenizer, normalizers
+
+    with explained(f"{WHERE}: expected a tokenizer.json of the library tokenizers", AGAIN):
+        own: Any = Tokenizer.from_buffer(tokenizer)
+        written = (own.truncation or {}).get("direction", "right")
+        own.enable_truncation(most, direction=side or written)
+        own.no_padding()
+        if text.do_lower_case:
+            further = [] if own.normalizer is None else [own.normalizer]
+            own.normalizer = normalizers.Sequence([normalizers.Lowercase(), *further])
+        if not _call(text).add_special_tokens:
+            own.post_processor = None
+        content: str = own.to_str()
+    return content.encode()
 
 
 def _json(path: Path, kind: Type[Any] = dict) -> Any:
@@ -366,9 +339,3 @@ def _dense(place: Path) -> Dense:
             raise refusal(WHERE, rule, list(tensor.shape), AGAIN)
     layer.load_state_dict(tensors, assign=True)
     return layer
-
-
-def _limit(most: Any) -> Optional[int]:
-    """Return model_max_length of tokenizer_config.json as a number of tokens, or None."""
-    # transformers writes 1e30 for no limit.
-    return int(min(most, LONGEST)) if isinstance(most, (int, float)) and most >= 1 else None

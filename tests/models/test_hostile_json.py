@@ -207,7 +207,7 @@ def test_an_error_of_the_system_is_not_explained_as_one_of_content() -> None:
         raise OSError("no space is left")
 
 
-@pytest.mark.parametrize("limit", [float("inf"), float("nan"), 1e30, 10**30, "x", [64], None])
+@pytest.mark.parametrize("limit", [float("inf"), 1e30, 10**30, None])
 def test_a_tokenizer_without_a_sensible_limit_is_cut_at_the_positions_of_the_encoder(
     limit: Any, sentences: Path
 ) -> None:
