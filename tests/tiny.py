@@ -12,12 +12,8 @@ CHOICES = {
     "rope-interleaved": "layout=interleaved,theta=500000.0",
     "rope-partial": "rotary=8",
     "sinusoidal-fairseq": "layout=halves,divisor=fairseq,scale=2.0",
-    "sinusoidal-computed": "angles=computed",
-    "sinusoidal-computed-halves": "angles=computed,layout=halves,divisor=fairseq",
     "sinusoidal-offset": "layout=halves,divisor=fairseq,offset=2",
-    "sinusoidal-computed-offset": "angles=computed,offset=2",
     "sinusoidal-factor": "factor=0.3",
-    "sinusoidal-computed-factor": "angles=computed,factor=-1.5",
     "sinusoidal_2d-grid": (
         "first=column,layout=interleaved,rows=500,columns=70,factor=0.5,scale=2.0"
     ),
@@ -32,9 +28,7 @@ CHOICES = {
         "original_max_positions=20,rotary=8,short_factor=1;1.5;2;3,long_factor=1;3;7;16"
     ),
     "rope_longrope-long": "original_max_positions=20,rotary=8,long_factor=1;3;7;16,lengths=long",
-    "dual_chunk-near": (
-        "chunk_size=10,local_size=4,original_max_positions=20,layout=interleaved,definition=paper"
-    ),
+    "dual_chunk-near": ("chunk_size=10,local_size=4,original_max_positions=20,layout=interleaved"),
     "t5-near": "buckets=8,max_distance=20,scores=scaled",
     "kerple-power": "kernel=power",
     "complex_order-words": "frequencies=words",
@@ -70,7 +64,6 @@ CHOICES = {
     "rope_yarn-untruncated": (
         "truncate=no,original_max_positions=64,mscale=1.0,mscale_all_dim=0.5,layout=interleaved"
     ),
-    "rope_yarn-turns": "original_max_positions=64,beta_fast=4.0,ramp=turns,temperature=off",
     "rope_yarn-scores": "original_max_positions=64,rotary=8,mscale_all_dim=1.0,temperature=scores",
     "rope_yarn-scores-whole": "original_max_positions=64,mscale_all_dim=0.5,temperature=scores",
     "rope_llama3-short": "original_max_positions=64,theta=10000.0",

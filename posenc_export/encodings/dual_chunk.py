@@ -3,7 +3,7 @@ Long-Context Scaling of Large Language Models, 3.2; as in Qwen2.5-1M).
 """
 
 import math
-from typing import Any, Dict, List, Literal, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -17,12 +17,13 @@ from posenc_export.shared.refusal import refusal
 
 
 class DualChunk(Rotation):
-    """RoPE in which a key j is min(i - j, m - (j mod s)) tokens before the query i, with chunks of
-    s = chunk_size - local_size tokens.
+    """RoPE in which a key j is min(i - j, c - (j mod s)) tokens before the query i, with chunks of
+    s = chunk_size - local_size tokens and c = chunk_size.
 
     Keys are rotated by j mod s. A query is rotated by i mod s for keys of its own chunk, by min(s +
-    (i mod s), m) for those of the chunk before it, and by m for earlier ones. Sequences of up to s
-    tokens have the scores of RoPE. Memory besides the scores: two tensors [B,H,S,T].
+    (i mod s), c) for those of the chunk before it, and by c for earlier ones, as in the authors'
+    code and vLLM; the paper has c - 1 for c. Sequences of up to s tokens have the scores of RoPE.
+    Memory besides the scores: two tensors [B,H,S,T].
 
     Beyond a trained length L, scores of query i are multiplied by (0.1 ln((i + 1) / L) + 1)^2
     (Qwen2.5-1M Technical Report, 2025). In a prompt, vLLM takes its length for i + 1,
@@ -34,8 +35,6 @@ class DualChunk(Rotation):
         chunk_size: largest distance in tokens, above 2 local_size, c in the paper.
         local_size: nearest tokens, whose distances are always exact, w in the paper.
         original_max_positions: L; 0 for scores that are not multiplied.
-        definition: "code" for m = chunk_size, as in the authors' code and vLLM; "paper" for
-            chunk_size - 1.
     """
 
     works_in = ("causal",)
@@ -92,15 +91,13 @@ class DualChunk(Rotation):
         local_size: int = 32,
         original_max_positions: int = 0,
         layout: Layout = "half",
-        definition: Literal["code", "paper"] = "code",
     ) -> None:
         super().__init__(geometry, layout)
         if chunk_size <= 2 * local_size:
             rule, got = "chunk_size above 2 local_size", f"{chunk_size} and {local_size}"
             raise refusal("dual_chunk", rule, got, "choose a smaller local_size")
         self.theta, self.trained = float(theta), original_max_positions
-        self.period = chunk_size - local_size
-        self.limit = chunk_size if definition == "code" else chunk_size - 1
+        self.period, self.limit = chunk_size - local_size, chunk_size
         self.count = self.limit + 1  # rows of the tables
         self.tabulate()
         self.grows = 0 < self.trained < geometry.max_positions

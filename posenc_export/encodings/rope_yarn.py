@@ -12,7 +12,6 @@ from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import Layout, Place, Rotary, RotationOracle
 from posenc_export.encodings.shared.yarn import (
-    RampBy,
     Truncate,
     YaRN,
     magnitude_of,
@@ -21,7 +20,7 @@ from posenc_export.encodings.shared.yarn import (
 )
 from posenc_export.shared.refusal import refusal
 
-Temperature = Literal["rotation", "scores", "off"]
+Temperature = Literal["rotation", "scores"]
 
 
 class RoPEYaRN(Rotary):
@@ -29,7 +28,8 @@ class RoPEYaRN(Rotary):
     attention_factor.
 
     The ramp g_k grows from 0 at the pair that turns beta_fast times within the trained length L to
-    1 at the pair that turns beta_slow times. It is linear in the pair k or in the number of turns.
+    1 at the pair that turns beta_slow times. It is linear in the pair k, as in the authors' code;
+    `rope_llama3` has one that is linear in the number of turns, as in the text of the paper (3.2).
 
     Scores depend on the difference of positions only.
 
@@ -39,19 +39,17 @@ class RoPEYaRN(Rotary):
         original_max_positions: L, tokens the model was trained on.
         beta_fast, beta_slow: ends of the ramp, in turns within L, the first above the second.
         attention_factor: if not given, m(mscale) / m(mscale_all_dim) if both are above 0, else
-            m(1); m(s) = 0.1 s ln(factor) + 1.
+            m(1); m(s) = 0.1 s ln(factor) + 1. 1 for no temperature.
         mscale, mscale_all_dim: as in DeepSeek; 0 if not given.
         truncate: "yes" rounds the ends of a ramp in pairs to whole pairs, as the authors do; "no",
             as gpt-oss.
         theta, layout, rotary: see RoPE.
-        ramp: "pairs", as the authors' code, or "turns", as the text of the paper (3.2).
         temperature: "rotation" applies attention_factor to cos and sin only. "scores" also scales
             all scores by m(mscale_all_dim)^2, including the part of entries that are not rotated,
-            as DeepSeek. "off" applies neither.
+            as DeepSeek.
 
     Raises:
-        ValueError: truncate "no" with ramp "turns", temperature "scores" without mscale_all_dim,
-            temperature "off" with attention_factor, mscale or mscale_all_dim.
+        ValueError: temperature "scores" without mscale_all_dim.
     """
 
     least = {"factor": 1, "original_max_positions": 1, "mscale": 0, "mscale_all_dim": 0}
@@ -80,18 +78,18 @@ class RoPEYaRN(Rotary):
         theta: float = 10000.0,
         layout: Layout = "half",
         rotary: Optional[int] = None,
-        ramp: RampBy = "pairs",
         temperature: Temperature = "rotation",
     ) -> None:
         super().__init__(geometry, layout, rotary)
         length = original_max_positions
         yarn = YaRN(factor, length, beta_fast, beta_slow, attention_factor, truncate)
         self.theta, self.on_scores = float(theta), 1.0
-        self.scaling = ramp_of("rope_yarn", yarn, theta, self.size, ramp)
-        _check_temperature(temperature, attention_factor, mscale, mscale_all_dim)
-        if temperature != "off":
-            self.magnitude = magnitude_of(yarn, mscale, mscale_all_dim)
+        self.scaling = ramp_of("rope_yarn", yarn, theta, self.size)
+        self.magnitude = magnitude_of(yarn, mscale, mscale_all_dim)
         if temperature == "scores":
+            if not mscale_all_dim:
+                rule = "mscale_all_dim above 0 with temperature=scores"
+                raise refusal("rope_yarn", rule, mscale_all_dim, "set mscale_all_dim")
             on_scores = stretched(factor, mscale_all_dim)
             if self.size == geometry.head_size:  # a fused kernel reads the tables alone
                 self.magnitude *= on_scores
@@ -108,16 +106,3 @@ class RoPEYaRNOracle(RotationOracle, of=RoPEYaRN):
 
     def rotate_key(self, x: np.ndarray, position: Place) -> np.ndarray:
         return super().rotate(x, position)
-
-
-def _check_temperature(
-    temperature: Temperature, factor: Optional[float], mscale: float, mscale_all_dim: float
-) -> None:
-    """Raise ValueError for factors that a temperature does not read, or for one that it lacks."""
-    if temperature == "off" and (factor is not None or mscale or mscale_all_dim):
-        rule = "no attention_factor, mscale or mscale_all_dim with temperature=off"
-        got = f"attention_factor={factor}, mscale={mscale} and mscale_all_dim={mscale_all_dim}"
-        raise refusal("rope_yarn", rule, got, "leave them out")
-    if temperature == "scores" and not mscale_all_dim:
-        rule = "mscale_all_dim above 0 with temperature=scores"
-        raise refusal("rope_yarn", rule, mscale_all_dim, "set mscale_all_dim")

@@ -154,20 +154,14 @@ def test_curves_of_inkling_are_those_of_transformers() -> None:
 
 # Positions of the queries of a chunk for keys of the same chunk, of the one before, and of earlier
 # ones, with a trained length of 10, chunks of 6 tokens and a local window of 4: the sequences of
-# the paper (3.2), and those of its code, which end at the trained length.
-DUAL_CHUNK = {
-    "paper": ([0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 9, 9], [9] * 6),
-    "code": ([0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 10], [10] * 6),
-}
+# the code of the paper (3.2), which end at the trained length.
+DUAL_CHUNK = ([0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 10], [10] * 6)
 
 
-@pytest.mark.parametrize("definition", DUAL_CHUNK)
-def test_dual_chunk_has_the_published_distances_and_the_temperature_of_vllm(
-    definition: str,
-) -> None:
+def test_dual_chunk_has_the_published_distances_and_the_temperature_of_vllm() -> None:
     sizes = {"chunk_size": 10, "local_size": 4, "original_max_positions": 20}
     ours: Any = encodings.build(
-        {"name": "dual_chunk", "definition": definition, **sizes},
+        {"name": "dual_chunk", **sizes},
         encodings.Geometry(64, 4, 16, 64),
     )
     q, k, v = torch.randn(3, 1, 40, 4, 16, generator=torch.Generator().manual_seed(1))
@@ -176,7 +170,7 @@ def test_dual_chunk_has_the_published_distances_and_the_temperature_of_vllm(
     y = attend(ours, of_q, of_k, v, causal=True)
     chunks, within = np.divmod(np.arange(40), 6)
     apart = np.clip(chunks[:, None] - chunks, 0, 2)
-    distances = np.array(DUAL_CHUNK[definition])[apart, within[:, None]] - within
+    distances = np.array(DUAL_CHUNK)[apart, within[:, None]] - within
     turns = np.exp(1j * distances[..., None] * 10000.0 ** (-np.arange(8) / 8))
     of_q, of_k = (x[0, ..., :8].numpy() + 1j * x[0, ..., 8:].numpy() for x in (q, k))
     scores = 0.25 * np.einsum("ihd,jhd,ijd->hij", of_q, of_k.conj(), turns).real

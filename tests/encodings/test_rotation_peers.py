@@ -166,14 +166,11 @@ def test_tokens_outside_the_grid_are_not_rotated() -> None:
 
 
 RAMP = {"factor": 4.0, "original_max_position_embeddings": 512}
-TURNS = {"low_freq_factor": 2.0, "high_freq_factor": 24.0}
 # Of each encoding with 64 entries: rope_parameters of transformers.
 SCALED: Dict[str, Dict[str, Any]] = {
     "rope_linear:factor=3.0": {"rope_type": "linear", "factor": 3.0},
     "rope_llama3:factor=4.0,original_max_positions=512,theta=10000.0": {
         "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **RAMP},
-    "rope_yarn:original_max_positions=512,beta_slow=2.0,beta_fast=24.0,ramp=turns": {
-        "rope_type": "llama3", **TURNS, **RAMP},
     "rope_yarn:original_max_positions=512": {"rope_type": "yarn", **RAMP},
     "rope_yarn:original_max_positions=512,beta_slow=2.0,beta_fast=24.0,truncate=no": {
         "rope_type": "yarn", "beta_slow": 2.0, "beta_fast": 24.0, "truncate": False, **RAMP},
@@ -193,8 +190,7 @@ def test_frequencies_and_magnitudes_are_those_of_transformers(spec: str) -> None
     frequencies = torch.tensor([ours.frequency(k) for k in range(32)])
     bound = tolerance("float32", 1, 1)
     assert worst_error(frequencies.numpy(), theirs.numpy()) <= bound
-    # With ramp=turns, llama3 has no temperature.
-    assert "turns" in spec or abs(ours.magnitude - magnitude) <= bound
+    assert abs(ours.magnitude - magnitude) <= bound
 
 
 def test_ntk_frequencies_are_those_of_rotary_embedding_torch() -> None:

@@ -180,7 +180,6 @@ def test_each_set_of_methods_of_an_encoding_is_compared_as_torchscript() -> None
         ("ort", "torchscript"),
         lambda variant, target: False,
     )
-    + _each(["sinusoidal-computed"], ["pt2"], lambda variant, target: False)
     + _each(
         ["rope_dynamic-short"],
         ["onnx", "onnx-static", "ort-cuda", "pt2"],

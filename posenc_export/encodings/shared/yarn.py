@@ -10,7 +10,6 @@ from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 from posenc_export.shared.refusal import refusal
 
 Truncate = Literal["yes", "no"]
-RampBy = Literal["pairs", "turns"]
 
 
 @dataclass(frozen=True)
@@ -32,40 +31,30 @@ class Ramp:
     """
 
     factor: float  # factor by which the range is extended
-    length: int  # L, tokens the model was trained on
-    # low, high: pairs between which g_k grows from 0 to 1; if by_turns, numbers of turns within L
-    # between which g_k falls from 1 to 0
+    # Pairs between which g_k grows from 0 to 1
     low: float
     high: float
-    by_turns: bool  # whether low and high are numbers of turns
 
     def frequency(self, kept: float, k: int) -> float:
         """The scaled frequency of pair k, float64; kept is w_k."""
-        at = self.length * kept / (2 * math.pi) if self.by_turns else k
-        along = min(max((at - self.low) / ((self.high - self.low) or 0.001), 0.0), 1.0)
-        share = 1 - along if self.by_turns else along
+        share = min(max((k - self.low) / ((self.high - self.low) or 0.001), 0.0), 1.0)
         return kept * (1 - share + share / self.factor)
 
 
-def ramp_of(name: str, yarn: YaRN, theta: float, size: int, ramp: RampBy = "pairs") -> Ramp:
+def ramp_of(name: str, yarn: YaRN, theta: float, size: int) -> Ramp:
     """The ramp for rotary size r and base theta. ValueError: theta not above 1, beta_fast not above
-    beta_slow above 0, truncate "no" with ramp "turns".
+    beta_slow above 0.
     """
-    fast, slow, length = float(yarn.beta_fast), float(yarn.beta_slow), yarn.length
+    fast, slow = float(yarn.beta_fast), float(yarn.beta_slow)
     if not theta > 1:
         raise refusal(name, "theta above 1", theta)
     if not fast > slow > 0:
         rule = "beta_fast above beta_slow above 0"
         raise refusal(name, rule, f"{yarn.beta_fast} and {yarn.beta_slow}")
-    if ramp == "turns":
-        if yarn.truncate == "no":
-            rule = "truncate=yes with ramp=turns, which has no ends in pairs"
-            raise refusal(name, rule, "truncate=no", "leave it out")
-        return Ramp(float(yarn.factor), length, slow, fast, True)
-    first, last = (_pair(turns, size, float(theta), length) for turns in (fast, slow))
+    first, last = (_pair(turns, size, float(theta), yarn.length) for turns in (fast, slow))
     if yarn.truncate == "yes":
         first, last = math.floor(first), math.ceil(last)
-    return Ramp(float(yarn.factor), length, max(first, 0), min(last, size - 1), False)
+    return Ramp(float(yarn.factor), max(first, 0), min(last, size - 1))
 
 
 def magnitude_of(yarn: YaRN, mscale: float = 0.0, mscale_all_dim: float = 0.0) -> float:
