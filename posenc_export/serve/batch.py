@@ -26,12 +26,14 @@ class Row:
     def __init__(self, request: Request, manifest: Manifest, known: int = 0) -> None:
         self.request = request
         self.kept = known // BLOCK  # blocks of its tokens that were given to the prefixes
-        self.rules = generation.TokenRules(manifest.generation, len(request.prompt))
         # Tokens that were not fed yet: of the prompt, later the last generated one
         self.unread: Deque[int] = deque(request.prompt[known:])
         self.generated: List[int] = []
-        self.sampling = generation.Sampling(request.temperature, request.top_k, request.top_p)
-        self.random = np.random.default_rng(request.seed)
+        sampling = generation.Sampling(
+            request.temperature, request.top_k, request.top_p,
+            request.seed, request.max_tokens, request.stop_ids,
+        )  # fmt: skip
+        self.reader = generation.Reader(manifest, len(request.prompt), sampling)
 
     def take(self, count: int) -> List[int]:
         """Remove and return the next `count` tokens to feed."""
@@ -39,11 +41,10 @@ class Row:
 
     def next_token(self, logits: np.ndarray) -> Token:
         """Choose the next token from its logits [V]. The next step feeds it."""
-        request, allowed = self.request, self.rules.applied(logits, len(self.generated))
-        token = self.sampling.choose(allowed, self.random.random)
+        request, token = self.request, self.reader.take(logits)
         self.generated.append(token)
         self.unread.append(token)
-        ended = LENGTH if len(self.generated) == request.max_tokens else ""
+        ended = LENGTH if self.reader.done else ""
         ended = STOP if token in request.stop_ids else ended
         count = request.logprobs
         logprobs = () if count is None else log_probabilities(logits, token, count)

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Sequence
 import numpy as np
 
 from bench.ruined_graphs import FEW_BITS, NATIVE, RUINS, Ruin, attention, constants, slopes
-from posenc_export.runtime.session.graph import Feeds, StateMemory
+from posenc_export.runtime.session.caches import Feeds, StateMemory
 from tests.faults.planting import Fault
 
 ChangeInputs = Callable[[Feeds], Feeds]
@@ -17,7 +17,7 @@ ChangeGraph = Callable[[Any], Any]
 
 class ChangedGraph:
     """A graph whose inputs and outputs are changed at every call
-    (runtime.session.graph.Graph).
+    (runtime.session.caches.Graph).
     """
 
     def __init__(self, graph: Any, inputs: ChangeInputs, output: ChangeOutput) -> None:

@@ -2,8 +2,6 @@
 
 from typing import Any, Callable
 
-import numpy as np
-
 from posenc_export.runtime import Session
 from posenc_export.runtime.session.arguments import RowTokens
 from posenc_export.runtime.session.caches import REPLACED
@@ -43,11 +41,10 @@ class ForgetsCoordinates(Session):
     """Replays tokens after a rewind with the positions of text."""
 
     def rewind(self, n: Any) -> None:
-        for history in self._state.histories:
-            for index, call in enumerate(history.calls):
-                tokens, planes = call.part
-                part = tokens, {"grid": np.zeros_like(planes["grid"])}
-                history.calls[index] = call._replace(part=part)
+        self._state.histories = tuple(
+            history._replace(tokens=[(token, place * 0) for token, place in history.tokens])
+            for history in self._state.histories
+        )
         super().rewind(n)
 
 

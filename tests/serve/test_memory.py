@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posenc_export.runtime.session import buffers
 from posenc_export.runtime.session.caches import FIRST
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve.batch import Batch
@@ -77,21 +76,6 @@ def test_a_row_that_grows_is_not_moved_and_its_memory_can_be_given_back(model: M
     assert not content[1, :, 300].any()
     whole = model.session().prefill([[*text, 97, 98]])[0, -1]
     assert np.allclose(session.step(np.array([98]))[0], whole, atol=1e-4)
-
-
-def test_without_addresses_for_all_slots_caches_grow(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: object) -> None:
-        raise MemoryError
-
-    text = [97 + index % 9 for index in range(400)]
-    whole = model.session().prefill([text])
-    monkeypatch.setattr(buffers, "reserved_memory", refused)
-    session = model.session()
-    parts = [session.prefill([text[:200]]), session.prefill([text[200:]])]
-    assert np.allclose(np.concatenate(parts, axis=1), whole, atol=1e-4)
-    assert session.memory == 512 * bytes_per_slot(model.manifest)
 
 
 def test_a_row_waits_until_there_is_memory_for_its_last_token(model: Model) -> None:

@@ -14,7 +14,7 @@ import onnxruntime
 
 from posenc_export.runtime.graphs import cuda
 from posenc_export.runtime.session import buffers, errors
-from posenc_export.runtime.session.graph import Feeds, Shape
+from posenc_export.runtime.session.caches import Feeds, Shape
 
 ON_HOST = "total_sequence_length"  # GroupQueryAttention reads it in host memory
 ALIGNMENT = 256  # bytes, as cudaMalloc aligns memory

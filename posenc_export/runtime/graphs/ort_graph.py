@@ -23,13 +23,13 @@ from posenc_export.runtime.graphs import cuda_placement, cuda_steps
 from posenc_export.runtime.graphs.onnx_files import FOLDER, check_external, load_errors, refused
 from posenc_export.runtime.graphs.ort_options import PROVIDERS, SLOWER, session_options
 from posenc_export.runtime.session import buffers
-from posenc_export.runtime.session.graph import BoundRun, Feeds, RunMemory
+from posenc_export.runtime.session.caches import BoundRun, Feeds, RunMemory
 
 NONE: Mapping[str, int] = MappingProxyType({})
 
 
 class OrtGraph:
-    """A loaded model.onnx (runtime.session.graph.Graph). threads: per operator; None uses all
+    """A loaded model.onnx (runtime.session.caches.Graph). threads: per operator; None uses all
     cores.
 
     Args:

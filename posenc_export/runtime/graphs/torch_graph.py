@@ -6,7 +6,7 @@ from typing import Any, Callable, List, Sequence
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest, Value
-from posenc_export.runtime.session.graph import BoundRun, Feeds, RunMemory
+from posenc_export.runtime.session.caches import BoundRun, Feeds, RunMemory
 
 _lock = threading.Lock()
 _limits: List[int] = []  # one entry per running call: the number of threads of its graph
@@ -14,7 +14,7 @@ _outside = [0]  # the number of threads when the first of these calls started
 
 
 class TorchGraph:
-    """A torch module of any form as a graph (runtime.session.graph.Graph), without states with the
+    """A torch module of any form as a graph (runtime.session.caches.Graph), without states with the
     update rule "append". Its arguments are the inputs, past_positions if there is a cache, and the
     list of states and encoder outputs.
     """

@@ -39,26 +39,13 @@ class RowTokens(NamedTuple):
         return RowTokens(rows, x, counts, requested, planes, begins)
 
 
-class PrefillArguments(NamedTuple):
-    """Arguments of Session.prefill, which documents them, as they are passed."""
-
-    inputs: Inputs
-    start: Numbers = None
-    attention_mask: Optional[np.ndarray] = None
-    chunk: Optional[int] = None
-    grid: Optional[np.ndarray] = None
-    token_types: Optional[np.ndarray] = None
-    # encoder and encoder_attention_mask
-    encoded: Tuple[Optional[Inputs], Optional[np.ndarray]] = (None, None)
-    logits_to_keep: Optional[int] = None
-
-
 @dataclass(frozen=True)
 class Prompt:
     """Checked arguments of a prefill, without padding."""
 
-    passed: PrefillArguments
     tokens: RowTokens  # of all rows
+    start: Numbers  # as passed, like the two arguments of the encoder
+    encoder: Tuple[Optional[Inputs], Optional[np.ndarray]]
     # Column of each row's first token in the caller's input [B]; None for the first one
     begins: Optional[np.ndarray]
     chunk: int  # largest number of tokens of a row to feed at a time, at most that of any row
@@ -102,29 +89,44 @@ class Prompt:
         return result
 
 
-def check_prefill(manifest: Manifest, passed: PrefillArguments) -> Prompt:
+def check_prefill(
+    manifest: Manifest,
+    inputs: Inputs,
+    start: Numbers = None,
+    attention_mask: Optional[np.ndarray] = None,
+    chunk: Optional[int] = None,
+    grid: Optional[np.ndarray] = None,
+    token_types: Optional[np.ndarray] = None,
+    encoder: Optional[Inputs] = None,
+    encoder_attention_mask: Optional[np.ndarray] = None,
+    logits_to_keep: Optional[int] = None,
+) -> Prompt:
     """Check arguments of Session.prefill but those that depend on its state. Raise ValueError."""
-    x, counts = padded_rows(passed.inputs, manifest.inputs[0])
+    x, counts = padded_rows(inputs, manifest.inputs[0])
     begins = None
-    if passed.attention_mask is not None:
-        x, counts, begins = align(x, counts, passed.attention_mask)
+    if attention_mask is not None:
+        x, counts, begins = align(x, counts, attention_mask)
     if not len(x):
         raise expected("at least one row", "none", "give [B,S] tokens or a list of rows")
-    chunk, keep, longest = manifest.chunk, 0, int(counts.max())
-    if passed.chunk is not None:
-        chunk = at_least("chunk", passed.chunk, 1)
-    if passed.logits_to_keep is not None:
-        keep = min(at_least("logits_to_keep", passed.logits_to_keep, 0), longest)
+    most, keep, longest = manifest.chunk, 0, int(counts.max())
+    if chunk is not None:
+        most = at_least("chunk", chunk, 1)
+    if logits_to_keep is not None:
+        keep = min(at_least("logits_to_keep", logits_to_keep, 0), longest)
     vocabulary = manifest.vocabulary
     if vocabulary and x.size and (x.min() < 0 or x.max() >= vocabulary):
         raise unknown_id(vocabulary, x)
-    if not manifest.states or chunk > longest:  # a model without caches reads whole rows
-        chunk = max(longest, 1)
-    none, planes = np.zeros_like(counts), {}
-    if passed.grid is not None or passed.token_types is not None:
-        planes = _planes(passed, manifest, none if begins is None else begins, counts, x.shape[1])
-    tokens = RowTokens(slice(0, len(x)), x, counts, counts, planes, none)
-    return Prompt(passed, tokens, begins, chunk, keep)
+    if not manifest.states or most > longest:  # a model without caches reads whole rows
+        most = max(longest, 1)
+    tokens = RowTokens(slice(0, len(x)), x, counts, counts, {}, np.zeros_like(counts))
+    if grid is not None:
+        numbers, limit = array_of("grid", grid), manifest.coordinate_range or manifest.max_positions
+        tokens.planes["grid"] = _plane("grid", numbers, manifest.axes, limit, tokens, begins)
+    if token_types is not None:
+        numbers, limit = array_of("token_types", token_types)[None], manifest.segments
+        plane = _plane("token_types", numbers, min(limit, 1), limit, tokens, begins)
+        tokens.planes["token_type_ids"] = plane
+    return Prompt(tokens, start, (encoder, encoder_attention_mask), begins, most, keep)
 
 
 def check_every_row(counts: np.ndarray, rows: str) -> None:
@@ -174,53 +176,41 @@ def check_rows_are_independent(manifest: Manifest, call: str) -> None:
         raise expected(rule, f"{target}, whose rows share columns", remedy)
 
 
-def _planes(
-    passed: PrefillArguments, manifest: Manifest, begins: np.ndarray, counts: np.ndarray, width: int
-) -> Dict[str, np.ndarray]:
-    """Check grid [axes,B,S] and token types [B,S]; return their values at the tokens of each row,
-    of which there are `counts` from column `begins` [B] on, in the first columns.
+def _plane(
+    name: str,
+    numbers: np.ndarray,
+    planes: int,
+    limit: int,
+    tokens: RowTokens,
+    begins: Optional[np.ndarray],
+) -> np.ndarray:
+    """Check coordinates or token types 0 .. limit - 1, and return them as [planes,B,S] int64: those
+    of the tokens, which begin in columns `begins` [B], in the first columns of a row.
     """
-    values: Dict[str, Tuple[str, np.ndarray, int, int]] = {}
-    if passed.grid is not None:
-        limit = manifest.coordinate_range or manifest.max_positions
-        values["grid"] = "grid", array_of("grid", passed.grid), manifest.axes, limit
-    if passed.token_types is not None:
-        types = array_of("token_types", passed.token_types)[None]
-        values["token_type_ids"] = (
-            "token_types",
-            types,
-            int(manifest.segments > 0),
-            manifest.segments,
-        )
-    planes: Dict[str, np.ndarray] = {}
-    for name, (where, numbers, count, limit) in values.items():
-        if not count:
-            given = "an encoding with coordinates" if name == "grid" else "a model with segments"
-            raise expected(f"{given} for {where}", "one without", f"leave {where} out")
-        shape = (count, len(counts), width)
-        if numbers.shape != shape or numbers.dtype.kind not in "iu":
-            got = f"shape {list(numbers.shape)} {numbers.dtype}"
-            raise expected(f"{where} of shape {list(shape)} with whole numbers", got)
-        first = planes[name] = np.zeros(shape, np.int64)
-        for row, (begin, length) in enumerate(zip(begins, counts, strict=True)):
-            part = numbers[:, row, begin : begin + length]
-            if part.size and not (0 <= part.min() and part.max() < limit):
-                remedy = "export a larger range, or give smaller numbers"
-                raise expected(
-                    f"{where} in 0 .. {limit - 1}", f"{part.min()} .. {part.max()}", remedy
-                )
-            first[:, row, :length] = part
-    return planes
+    if not planes:
+        rule = "an encoding with coordinates" if name == "grid" else "a model with segments"
+        raise expected(f"{rule} for {name}", "one without", f"leave {name} out")
+    shape = (planes, *tokens.x.shape[:2])
+    if numbers.shape != shape or numbers.dtype.kind not in "iu":
+        got = f"shape {list(numbers.shape)} {numbers.dtype}"
+        raise expected(f"{name} of shape {list(shape)} with whole numbers", got)
+    inside = np.zeros(shape, np.int64)
+    for row, count in enumerate(tokens.counts.tolist()):
+        begin = 0 if begins is None else int(begins[row])
+        part = inside[:, row, :count] = numbers[:, row, begin : begin + count]
+        if part.size and not (0 <= part.min() and part.max() < limit):
+            got, remedy = f"{part.min()} .. {part.max()}", "export a larger range"
+            raise expected(f"{name} in 0 .. {limit - 1}", got, f"{remedy}, or give smaller numbers")
+    return inside
 
 
-def encoder_outputs(
-    manifest: Manifest, passed: PrefillArguments, count: int
-) -> Dict[str, np.ndarray]:
-    """Check the encoder outputs that a caller passes for `count` rows, and return the graph inputs
-    listed in Manifest.encoder: MASK [B,Q] int64 first, then the keys and values [B,K,Q,D]. Raise
-    ValueError for missing or unneeded ones, other rows, shapes or dtypes, and rows without tokens.
+def encoder_outputs(manifest: Manifest, prompt: Prompt) -> Dict[str, np.ndarray]:
+    """Check the encoder outputs that a caller passes for the rows of a prompt, and return the graph
+    inputs listed in Manifest.encoder: MASK [B,Q] int64 first, then the keys and values [B,K,Q,D].
+    Raise ValueError for missing or unneeded ones, other rows, shapes or dtypes, and rows without
+    tokens.
     """
-    encoder, attention_mask = passed.encoded
+    (encoder, attention_mask), count = prompt.encoder, len(prompt.tokens.counts)
     if not manifest.encoder:
         if encoder is not None or attention_mask is not None:
             raise expected("no encoder for a model that reads none", "one", "leave it out")

@@ -9,18 +9,70 @@ Shapes: R rows in memory, S new tokens, M slots of caches that are written in pl
 
 import math
 from functools import partial
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Protocol, Sequence, Tuple, Union
 
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest, State
 from posenc_export.runtime.session.buffers import CAN_RESERVE, Buffer, Place, Slots
-from posenc_export.runtime.session.graph import Graph, RunMemory, Shape, StateMemory
 
 MOST_RUNS = 64  # ranges of rows whose memory is kept
 FIRST = 256  # slots of the first caches of a graph whose cost does not follow the capacity
 WINDOW_ROOM = 256  # tokens of a call that caches of windows have room for, at least
 Write = Callable[[], None]  # a write to memory that can be repeated after an interrupt
+Feeds = Dict[str, np.ndarray]  # graph inputs of a run by name, without the caches
+Shape = Tuple[int, ...]
+BoundRun = Callable[[], object]
+
+
+class StateMemory(NamedTuple):
+    """The memory of a state that one run of the graph reads and writes."""
+
+    state: State
+    past: Buffer
+    present: Buffer
+    first: int  # index of the first row of the run
+    before: Shape  # shape that the graph reads
+    after: Shape  # shape that the graph writes
+
+    @property
+    def arrays(self) -> Tuple[np.ndarray, np.ndarray]:
+        """Views of the rows on the host that the graph reads and writes, of a state that does not
+        grow.
+        """
+        rows = slice(self.first, self.first + self.before[0])
+        return self.past.array[rows], self.present.array[rows]
+
+
+class RunMemory(List[StateMemory]):
+    """The memory of the states of a run, and what a graph keeps of it for the next one."""
+
+    bound: Any = None
+
+
+class Graph(Protocol):
+    """A loaded graph."""
+
+    manifest: Manifest  # manifest of the artefact
+    provider: str  # provider that runs the graph, a name that `load` takes
+    device: str  # device of the buffers, "cpu" or "cuda"
+
+    def bind(
+        self,
+        feeds: Feeds,
+        states: RunMemory,
+        result: np.ndarray,
+        output: int = 0,
+        once: bool = False,
+    ) -> BoundRun:
+        """Return a function that runs the graph on the current content of `feeds` and `states`, and
+        writes an output to `result` [B,S,*], or [B,*] if it is pooled. It raises RUN_ERRORS if the
+        graph fails.
+
+        Args:
+            output: index in Manifest.outputs.
+            once: whether the function is called once, before another is bound to `states`.
+        """
 
 
 class Window(NamedTuple):
@@ -85,7 +137,6 @@ class Memory(NamedTuple):
 
 
 GROWS, IN_PLACE, REPLACED = "append", "in_place", "replace"  # State.update
-ALL_IN_PLACE = {IN_PLACE}  # Caches.kinds of graphs whose states are all written in place
 
 
 class Caches:
@@ -97,7 +148,8 @@ class Caches:
 
     Attributes:
         states: the memory of each state; none before memory is reserved.
-        kinds: the update rules of the states.
+        grows, replaces: whether calls append to a state, or replace one.
+        in_place: whether all states are written in place.
         by_columns: whether all rows advance together.
         reads_hidden: whether the graph reads slots past the tokens of a row.
         rows: number of rows R. Of graphs with growing states, all of them are in use.
@@ -114,7 +166,9 @@ class Caches:
         self.graph, self.capacity, self.fewest_rows = graph, capacity, fewest_rows
         self.rewind, self.window = rewind, Window.of(graph.manifest, graph.provider, rewind)
         self.by_columns = graph.manifest.by_columns
-        self.kinds = {state.update for state in states}
+        self.grows = any([state.grows for state in states])
+        self.replaces = any([state.replaced for state in states])
+        self.in_place = all([state.in_place for state in states])
         self.reads_hidden = any([state.reads_hidden for state in states])
         self.lazy = capacity > FIRST and allocates_lazily(graph)
         self._allocate(0, 0)
@@ -149,7 +203,7 @@ class Caches:
             if state.update == GROWS:
                 before, after = (shape_of(state, count, slots) for slots in (used, used + new))
             run.append(StateMemory(state, past, present, first, before, after))
-        if self.kinds == ALL_IN_PLACE:
+        if self.in_place:
             if len(self._runs) >= MOST_RUNS:
                 self._runs.clear()
             self._runs[first, count] = run
@@ -170,17 +224,8 @@ class Caches:
             extent = fitting
         elif fitting > self.extent and 4 * rows <= count:
             count = rows
-        caches = self
-        if (count, extent) != (self.rows, self.extent):
-            try:
-                caches = self._resized(count, extent, slots, turn)
-            except MemoryError:
-                if not self.lazy:
-                    raise
-                caches = self._copy()
-                caches.lazy = False
-                return caches.reserve(slots, rows, turn)
-        return caches
+        same = (count, extent) == (self.rows, self.extent)
+        return self if same else self._resized(count, extent, slots, turn)
 
     def mark_written(self, rows: slice, slots: Union[int, np.ndarray]) -> None:
         """Count the first slots of some rows, one number or [n], as written."""

@@ -14,13 +14,12 @@ probability that the model gives it.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, Generator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.artefact.records import Generation
 from posenc_export.runtime.session import arguments
 from posenc_export.runtime.session.arguments import Inputs, array_of, at_least, short_repr
 from posenc_export.runtime.session.errors import expected
@@ -52,29 +51,6 @@ def start_token(manifest: Manifest) -> int:
         rule = "a decoder that reads an encoder and has start_ids"
         raise refusal("generate", rule, got, "give a prompt, and no encoder")
     return manifest.start_ids[0]
-
-
-class TokenRules:
-    """The rules for tokens after a prompt of `length` tokens, from those of the artefact."""
-
-    def __init__(self, known: Optional[Generation], length: int) -> None:
-        self._known = known
-        # Whether the first token is forced
-        self._forces = length == 1 and known is not None and known.forced_first is not None
-
-    def applied(self, logits: np.ndarray, index: int) -> np.ndarray:
-        """Return logits [V] after `index` tokens, with -inf for forbidden ones."""
-        known = self._known
-        if known is None:
-            return logits
-        logits = logits.copy()
-        if index == 0 and self._forces:
-            logits[:] = -math.inf
-            logits[known.forced_first] = 0.0
-        logits[list(known.suppressed)] = -math.inf
-        if index == int(self._forces):  # the first token that is not forced
-            logits[list(known.suppressed_first)] = -math.inf
-        return logits
 
 
 @dataclass(frozen=True)
@@ -179,31 +155,56 @@ def next_count(count: int, right: bool) -> int:
     return min(2 * count + 1, MOST) if right else count // 2
 
 
-@dataclass
 class Reader:
-    """A row that is decoded. stops: ids that end it. drafts: None for plain decoding."""
+    """A row that is decoded after a prompt of `length` tokens. sampling: checked. drafts: None for
+    plain decoding.
 
-    rules: TokenRules
-    sampling: Sampling
-    random: "np.random.Generator"
-    stops: Sequence[int]
-    drafts: Optional[Lookup]
-    unread: List[int] = field(default_factory=list)  # tokens to read before a token can be chosen
-    count: int = 0  # number of tokens generated
-    done: bool = False  # whether the row has ended
+    Attributes:
+        unread: tokens to read before a token can be chosen.
+        count: number of tokens generated.
+        done: whether the row has ended.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        length: int,
+        sampling: Sampling,
+        row: int = 0,
+        drafts: Optional[Lookup] = None,
+    ) -> None:
+        self.sampling, self.drafts = sampling, drafts
+        self.unread: List[int] = []
+        self.count, self.done, self._rules = 0, False, manifest.generation
+        # Whether the first token is forced
+        self._forces = length == 1 and getattr(self._rules, "forced_first", None) is not None
+        self._random = np.random.default_rng((sampling.seed, row))
 
     def take(self, logits: np.ndarray) -> int:
         """Choose the next token from logits [V]. It is read by the next pass unless the row has
         ended.
         """
-        allowed = self.rules.applied(logits, self.count)
-        token = self.sampling.choose(allowed, self.random.random)
+        token = self.sampling.choose(self._allowed(logits), self._random.random)
         self.count += 1
         if self.drafts:
             self.drafts.extend([token])
         self.unread = [token]
-        self.done = token in self.stops or self.count >= self.sampling.max_tokens
+        self.done = token in (self.sampling.stop or ()) or self.count >= self.sampling.max_tokens
         return token
+
+    def _allowed(self, logits: np.ndarray) -> np.ndarray:
+        """Return logits [V] with -inf for tokens that the artefact forbids here."""
+        rules = self._rules
+        if rules is None:
+            return logits
+        logits = logits.copy()
+        if self.count == 0 and self._forces:
+            logits[:] = -math.inf
+            logits[rules.forced_first] = 0.0
+        logits[list(rules.suppressed)] = -math.inf
+        if self.count == int(self._forces):  # the first token that is not forced
+            logits[list(rules.suppressed_first)] = -math.inf
+        return logits
 
     def keep(self, draft: List[int], logits: np.ndarray) -> List[int]:
         """Choose tokens from logits [S,V] as long as the drafted ones are those chosen."""
@@ -237,15 +238,9 @@ def generate(
     earlier = none if before is None else _earlier(before, rows)
     logits = _feed(session, prompt, encoder, rows)
     begin, read = session.length, none if prompt is None else prompt
+    texts = [Lookup([*earlier[row], *read[row]]) if speculate else None for row in range(rows)]
     readers = [
-        Reader(
-            TokenRules(manifest.generation, int(begin[row])),
-            sampling,
-            np.random.default_rng((sampling.seed, row)),
-            sampling.stop or (),
-            Lookup([*earlier[row], *read[row]]) if speculate else None,
-        )
-        for row in range(rows)
+        Reader(manifest, int(begin[row]), sampling, row, drafts) for row, drafts in enumerate(texts)
     ]
     chosen = [[reader.take(row)] for reader, row in zip(readers, logits, strict=True)]
     index, pairs = 0, list(zip(readers, chosen, strict=True))

@@ -6,8 +6,7 @@ from typing import List, NamedTuple, Sequence, Tuple, Union
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session.caches import Caches
-from posenc_export.runtime.session.graph import Graph
+from posenc_export.runtime.session.caches import Caches, Graph
 from posenc_export.runtime.session.rows import Rows
 
 BLOCK = 32  # default number of tokens that are kept and found together

@@ -4,7 +4,6 @@ such a call of one token per row, whose graph inputs stay bound.
 Shapes: B batch, S new tokens, T columns in use, R tokens whose logits are requested.
 """
 
-import functools
 import itertools
 from typing import Any, Callable, Collection, Dict, List, Optional
 
@@ -14,9 +13,8 @@ from posenc_export.runtime.artefact import graph_inputs
 from posenc_export.runtime.artefact.graph_inputs import INPUTS, PaddedTokens
 from posenc_export.runtime.session import arguments, prefixes
 from posenc_export.runtime.session.arguments import Prompt, RowTokens, unknown_id
-from posenc_export.runtime.session.caches import ALL_IN_PLACE, GROWS, IN_PLACE, REPLACED
+from posenc_export.runtime.session.caches import REPLACED, BoundRun, Feeds, Graph, RunMemory
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError, expected
-from posenc_export.runtime.session.graph import BoundRun, Feeds, Graph, RunMemory
 from posenc_export.runtime.session.rows import Rows
 
 STEP_SLOTS = 128  # least multiple of slots that steps count
@@ -27,22 +25,22 @@ FEW = 64  # arrays of at most this many counters are incremented item by item
 
 def open_rows(rows: Rows, prompt: Prompt) -> Rows:
     """Return `rows` if they have tokens, or else empty rows with memory for the first ones."""
-    counts, passed, manifest = prompt.tokens.counts, prompt.passed, rows.caches.graph.manifest
+    counts, manifest = prompt.tokens.counts, rows.caches.graph.manifest
     if not counts.any():
         got = f"rows of {counts.tolist()} tokens"
         raise expected("at least one token in at least one row", got)
     if not manifest.states:  # a model without caches reads whole rows
         rows = Rows(rows.caches)
-    first_position, has_tokens = rows.check_start(prompt), bool(rows.length.any())
+    first_position, has_tokens = rows.check_start(counts, prompt.start), bool(rows.length.any())
     new = rows if has_tokens else Rows(rows.caches, first_position, rows.reached[1])
     new.check_room(counts)
-    outputs, (encoder, mask) = rows.encoder, passed.encoded
+    outputs, (encoder, mask) = rows.encoder, prompt.encoder
     lacking = manifest.encoder and (not outputs or rows.count != len(counts))
     if encoder is not None or mask is not None or lacking:
         if has_tokens and encoder is not None:
             got = f"it with {rows.length.tolist()} tokens cached"
             raise expected("encoder only with the first tokens of a row", got, "reset first")
-        outputs = arguments.encoder_outputs(manifest, passed, len(counts))
+        outputs = arguments.encoder_outputs(manifest, prompt)
     if has_tokens:
         return rows
     new.encoder = outputs
@@ -51,16 +49,16 @@ def open_rows(rows: Rows, prompt: Prompt) -> Rows:
 
 def admit_rows(rows: Rows, prompt: Prompt, prefix: Optional[prefixes.Prefix]) -> Rows:
     """Return `rows` with the new ones of an admit, before their tokens are read."""
-    counts, passed, manifest = prompt.tokens.counts, prompt.passed, rows.caches.graph.manifest
+    counts, manifest = prompt.tokens.counts, rows.caches.graph.manifest
     arguments.check_every_row(counts, "new row")
-    first_position = arguments.per_row("start", passed.start, len(counts))
+    first_position = arguments.per_row("start", prompt.start, len(counts))
     if prefix is not None and first_position.tolist() != [0]:
         got = f"rows at {first_position.tolist()}"
         raise expected("one row at position 0 after a prefix", got, "admit rows one by one")
     known = 0 if prefix is None else prefix.length
     new = Rows(rows.caches, first_position, rows.turn)
     new.check_room(known + counts)
-    outputs = arguments.encoder_outputs(manifest, passed, len(counts))
+    outputs = arguments.encoder_outputs(manifest, prompt)
     if rows.encoder and outputs:
         outputs = arguments.append_encoder_outputs(rows.encoder, outputs)
     joint = rows.append(new, known + prompt.chunk)
@@ -176,7 +174,7 @@ class Reading:
             tokens, outputs = tokens.part(begin, end), outputs[begin:end]
         part, counts, new = tokens.rows, tokens.counts, int(tokens.counts.max())
         if rows.histories:
-            record(rows, tokens)
+            rows.record(tokens)
         caches.mark_written(part, new + (rows.used if by_columns else length[part]))
         idle = set(range(rows.count)) if rows.histories else set()
         for run in self.runs(rows, tokens):
@@ -249,7 +247,7 @@ class Reading:
             feeds["slots"] = np.arange(slots)
         if "total_sequence_length" in self.slot_inputs:
             feeds["total_sequence_length"][...] = slots
-        if caches.kinds != ALL_IN_PLACE:
+        if not caches.in_place:
             return Binding(self, rows, feeds)
         places = [feeds[name].ctypes.data for name in encoder]
         # A CUDA graph does not read the number of slots again.
@@ -285,7 +283,7 @@ class Reading:
     def bind_step(self, rows: Rows) -> Rows:
         """Return rows, which have room for a token, with a bound step."""
         used, caches, room = rows.used, rows.caches, int(rows.room.min())
-        if IN_PLACE in caches.kinds:
+        if self.manifest.in_place:
             room = min(room, caches.extent - used)
         if caches.window.size:
             room = min(room, int((rows.first_kept + caches.window.slots - rows.length).min()))
@@ -301,23 +299,12 @@ class Reading:
     def widest(self, rows: Rows) -> int:
         """Return the most tokens per row of a pass, which is bound like a step."""
         alone = self.manifest.continuation_rows == 1 and rows.count > 1
-        passes = rows.caches.kinds == ALL_IN_PLACE and not alone
+        passes = rows.caches.in_place and not alone
         return min(self.manifest.chunk, WIDEST, rows.ready) if passes else 1
 
     def record_step(self, rows: Rows, x: np.ndarray) -> None:
         """Record in the histories the token of every row, x [B] or [B,E], of the next step."""
-        record(rows, self._of_every_row(rows, x[:, None]))
-
-
-def record(rows: Rows, tokens: RowTokens) -> None:
-    """Record in the histories the tokens that are about to be read."""
-    lengths = rows.length.tolist()
-    for index, count in enumerate(tokens.counts.tolist()):
-        if count:
-            row = tokens.rows.start + index
-            planes = {name: plane[:, index, :count] for name, plane in tokens.planes.items()}
-            states = functools.partial(rows.caches.snapshot, row, rows.turn)
-            rows.histories[row].record(lengths[row], (tokens.x[index, :count], planes), states)
+        rows.record(self._of_every_row(rows, x[:, None]))
 
 
 class Binding:
@@ -341,14 +328,14 @@ class Binding:
         self.tokens = tokens[:, 0] if new == 1 else tokens
         # Functions that run the graph, by `turn` of the rows.
         self.runs: Dict[int, BoundRun] = {}
-        in_place = self.run_of(rows) if rows.caches.kinds == ALL_IN_PLACE else None
+        in_place = self.run_of(rows) if rows.caches.in_place else None
         self.take = self._taker(new, reading.counters, in_place)
 
     def run_of(self, rows: Rows) -> BoundRun:
         """Return the function that runs the graph on the next tokens of rows."""
         caches, turn = rows.caches, rows.turn
         count, new = self.result.shape[:2]
-        grows = GROWS in caches.kinds  # the shapes of these states change at each call
+        grows = caches.grows  # the shapes of these states change at each call
         if not grows and turn in self.runs:
             return self.runs[turn]
         if grows:

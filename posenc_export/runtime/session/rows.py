@@ -8,12 +8,13 @@ Shapes: B rows.
 """
 
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from posenc_export.runtime.session.arguments import (
-    Prompt,
+    Numbers,
     RowTokens,
     padded_rows,
     per_row,
@@ -26,61 +27,50 @@ from posenc_export.runtime.session.errors import expected
 NO_ROWS = np.zeros(0, np.int64)
 # Attributes of Rows that are arrays [B,*].
 OF_EACH_ROW = ("length", "first_position", "first_kept", "occupied")
+States = Sequence[np.ndarray]
 SPACING = 16  # most steps between two copies of states; a rewind replays fewer tokens than this
-# Tokens [count,*], and their coordinates by graph input, [A,count] int64 each.
-Part = Tuple[np.ndarray, Dict[str, np.ndarray]]
+Token = Tuple[np.ndarray, Optional[np.ndarray]]  # [*], and its coordinates [A] if it has any
 
 
-class Fed(NamedTuple):
-    """Tokens that a call fed to a row of `length` tokens, and the states that calls replace before
-    them; None in steps soon after others.
-    """
+class RowHistory(NamedTuple):
+    """The last tokens of a row, from the first of some states on that calls replace."""
 
-    length: int
-    part: Part
-    states: Optional[Sequence[np.ndarray]]
+    states: Mapping[int, States] = MappingProxyType({})  # by the length before them, in its order
+    tokens: Sequence[Token] = ()
 
-
-class RowHistory:
-    """The tokens that were fed to a row, from the last states on from which `limit` tokens can be
-    taken back.
-    """
-
-    def __init__(self, limit: int, calls: Sequence[Fed] = ()) -> None:
-        self.limit, self.calls = limit, list(calls)
-
-    def record(self, length: int, part: Part, states: Callable[[], Sequence[np.ndarray]]) -> None:
-        """Record tokens that are about to be fed to a row. What was recorded from `length` on,
-        before a rewind or by a call that raised, is dropped. states: gives those before the tokens.
+    def recorded(
+        self,
+        limit: int,
+        length: int,
+        x: np.ndarray,
+        grid: Optional[np.ndarray],
+        current: Callable[[], States],
+    ) -> "RowHistory":
+        """Return the history before tokens x [count,*] with coordinates [A,count] are fed to a row
+        of `length` tokens, from which at least `limit` tokens can be taken back. What was recorded
+        from `length` on, before a rewind or by a call that raised, is dropped. current: gives the
+        states.
         """
-        calls, (tokens, planes) = self.calls, part
-        while calls and calls[-1].length >= length:
-            calls.pop()
-        known = next((call.length for call in reversed(calls) if call.states is not None), -SPACING)
-        near = len(tokens) == 1 and length - known < SPACING
-        part = tokens.copy(), {name: plane.copy() for name, plane in planes.items()}
-        calls.append(Fed(length, part, None if near else states()))
-        while second := next((i for i, call in enumerate(calls) if i and call.states), 0):
-            if length - calls[second].length < self.limit:
-                break
-            del calls[:second]
+        states = {at: known for at, known in self.states.items() if at < length}
+        if len(x) > 1 or length - max(states, default=-SPACING) >= SPACING:
+            states[length] = current()
+        places = [None] * len(x) if grid is None else grid.T.copy()
+        first = self.reach(length)
+        tokens = [*self.tokens[: length - first], *zip(x.copy(), places, strict=True)]
+        begin = max((at for at in states if length - at >= limit), default=next(iter(states)))
+        kept = {at: known for at, known in states.items() if at >= begin}
+        return RowHistory(kept, tokens[begin - first :])
 
     def reach(self, length: int) -> int:
         """Return the smallest length that a row of `length` tokens can be rewound to."""
-        return self.calls[0].length if self.calls else length
+        return next(iter(self.states), length)
 
-    def back_to(self, target: int) -> Tuple[Fed, Part]:
-        """Return the last call at or before `target` with states, and the tokens to replay from
+    def back_to(self, target: int) -> Tuple[int, Sequence[Token]]:
+        """Return the last length at or before `target` with states, and the tokens to replay from
         there.
         """
-        calls = [call for call in self.calls if call.length <= target]
-        first = max(i for i, call in enumerate(calls) if call.states is not None)
-        count, parts = target - calls[first].length, [call.part for call in calls[first:]]
-        tokens = np.concatenate([tokens for tokens, _ in parts])[:count]
-        planes = {}
-        for name in parts[0][1]:
-            planes[name] = np.concatenate([of[name] for _, of in parts], axis=1)[:, :count]
-        return calls[first], (tokens, planes)
+        first, last = self.reach(target), max(at for at in self.states if at <= target)
+        return last, self.tokens[last - first : target - first]
 
 
 class Rows:
@@ -118,8 +108,8 @@ class Rows:
         self.caches, self.count, self.first_position = caches, len(none), first_position.copy()
         self.first_kept = none
         self.histories: Tuple[RowHistory, ...] = ()
-        if REPLACED in caches.kinds:
-            self.histories = tuple([RowHistory(caches.rewind) for _ in none])
+        if caches.replaces:
+            self.histories = (RowHistory(),) * self.count
         self.pending: Tuple[Write, ...] = ()
         self.encoder: Dict[str, np.ndarray] = {}
         self.reached: Tuple[int, int] = (0, turn)
@@ -182,12 +172,11 @@ class Rows:
             rule = f"at most {capacity} tokens of a row in the cache"
             raise expected(rule, longest, "open the session with a larger capacity")
 
-    def check_start(self, prompt: Prompt) -> np.ndarray:
-        """Check `start` of a prefill of these rows. Return the position of each row's first token
-        [B] int64. Raise ValueError for other rows, or positions where a row with tokens does not
-        continue.
+    def check_start(self, counts: np.ndarray, start: Numbers) -> np.ndarray:
+        """Check `start` of a prefill of `counts` [B] tokens. Return the position of each row's
+        first token [B] int64. Raise ValueError for another number of rows, or positions where a row
+        with tokens does not continue.
         """
-        counts, start = prompt.tokens.counts, prompt.passed.start
         count = len(counts)
         asked = np.zeros(count, np.int64) if start is None else per_row("start", start, count)
         if self.reached[0] or self._length.any():
@@ -303,7 +292,7 @@ class Rows:
         there. Raise ValueError if no snapshot is left there, or caches of windows no longer hold
         keys that the next token reads.
         """
-        replay: Dict[int, Part] = {}
+        replay: Dict[int, Sequence[Token]] = {}
         writes: List[Write] = []
         length = target
         if self.histories:
@@ -312,8 +301,8 @@ class Rows:
             reach = np.array([history.reach(most) for history, most in pairs])
             self._check_reach(reach, target, "recurrent states")
             for row in np.flatnonzero(target < length).tolist():
-                call, replay[row] = self.histories[row].back_to(int(target[row]))
-                length[row], states = call.length, call.states or ()
+                length[row], replay[row] = self.histories[row].back_to(int(target[row]))
+                states = self.histories[row].states[int(length[row])]
                 for memory, value in zip(self.caches.of(REPLACED), states, strict=True):
                     writes.append(partial(memory.buffers[self.turn].write, (row,), value))
         if self.caches.window.size:
@@ -322,17 +311,29 @@ class Rows:
         rows = self.cut(length)
         return rows.replace(pending=(*rows.pending, *writes)), self._tokens_of(replay)
 
-    def _tokens_of(self, parts: Mapping[int, Part]) -> RowTokens:
+    def record(self, tokens: RowTokens) -> None:
+        """Record in the histories the tokens that are about to be read."""
+        lengths, grid = self.length.tolist(), tokens.planes.get("grid")
+        histories = list(self.histories)
+        for index, count in enumerate(tokens.counts.tolist()):
+            if count:
+                row, x = tokens.rows.start + index, tokens.x[index, :count]
+                places = None if grid is None else grid[:, index, :count]
+                states = partial(self.caches.snapshot, row, self.turn)
+                limit, length = self.caches.rewind, lengths[row]
+                histories[row] = histories[row].recorded(limit, length, x, places, states)
+        self.histories = tuple(histories)
+
+    def _tokens_of(self, replay: Mapping[int, Sequence[Token]]) -> RowTokens:
         """Return tokens of some rows, by their index, as those of all rows."""
-        manifest = self.caches.graph.manifest
+        manifest, rows = self.caches.graph.manifest, [replay.get(i, ()) for i in range(self.count)]
+        x, counts = padded_rows([[token for token, _ in row] for row in rows], manifest.inputs[0])
         planes: Dict[str, np.ndarray] = {}
-        rows = [parts[row][0] if row in parts else () for row in range(self.count)]
-        x, counts = padded_rows(rows, manifest.inputs[0])
         if manifest.axes:
-            planes["grid"] = np.zeros((manifest.axes, x.shape[0], x.shape[1]), np.int64)
-        for row, (tokens, of_row) in parts.items():
-            for name, plane in of_row.items():
-                planes[name][:, row, : len(tokens)] = plane
+            grid = planes["grid"] = np.zeros((manifest.axes, *x.shape[:2]), np.int64)
+            for index, row in enumerate(rows):
+                for column, (_, place) in enumerate(row):
+                    grid[:, index, column] = place
         none = np.zeros_like(counts)
         return RowTokens(slice(0, self.count), x, counts, none, planes, none)
 

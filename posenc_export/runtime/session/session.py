@@ -11,14 +11,13 @@ from typing import Any, Callable, Generator, List, NoReturn, Optional, Sequence,
 import numpy as np
 
 from posenc_export.runtime.session import arguments, generation, reading
-from posenc_export.runtime.session.arguments import Inputs, Numbers, PrefillArguments, RowTokens
+from posenc_export.runtime.session.arguments import Inputs, Numbers, RowTokens
 from posenc_export.runtime.session.buffers import Buffer
-from posenc_export.runtime.session.caches import FIRST, REPLACED, Caches
+from posenc_export.runtime.session.caches import FIRST, Caches, Graph
 from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.generation import Speculate
-from posenc_export.runtime.session.graph import Graph
 from posenc_export.runtime.session.prefixes import Prefix, Prefixes
-from posenc_export.runtime.session.rows import RowHistory, Rows
+from posenc_export.runtime.session.rows import Rows
 
 REWIND = 256  # default number of tokens that can be taken back if states are replaced by each call
 Own = TypeVar("Own", bound="Session")
@@ -72,7 +71,7 @@ class Session:
         self._reading = reading.Reading(graph)
         self._guard: List[None] = []
         self._state = Rows(Caches(graph, most, batch, rewind))
-        self._replaces = REPLACED in self._state.caches.kinds
+        self._replaces = self._state.caches.replaces
 
     def __reduce__(self) -> NoReturn:
         """Refuse copies that would write into the same caches or lack them."""
@@ -157,11 +156,10 @@ class Session:
             few = self._read_few(inputs)
             if few is not None:
                 return few
-        encoded = encoder, encoder_attention_mask
-        passed = PrefillArguments(
-            inputs, start, attention_mask, chunk, grid, token_types, encoded, logits_to_keep
-        )
-        prompt = arguments.check_prefill(self.manifest, passed)
+        prompt = arguments.check_prefill(
+            self.manifest, inputs, start, attention_mask, chunk, grid, token_types,
+            encoder, encoder_attention_mask, logits_to_keep,
+        )  # fmt: skip
         rows = reading.open_rows(self._settled(), prompt)
         outputs = prompt.outputs(self.manifest.outputs[0])
         for tokens in prompt.chunks(0, rows.caches.window.new):
@@ -187,8 +185,9 @@ class Session:
             GraphError: the graph failed.
         """
         arguments.check_read_out(self.manifest)
-        passed = PrefillArguments(inputs, start, attention_mask, None, grid, token_types)
-        prompt = arguments.check_prefill(self.manifest, passed)
+        prompt = arguments.check_prefill(
+            self.manifest, inputs, start, attention_mask, None, grid, token_types
+        )
         arguments.check_every_row(prompt.tokens.counts, "row")
         return self._reading.read_out(reading.open_rows(self._settled(), prompt), prompt)
 
@@ -252,11 +251,10 @@ class Session:
             GraphError: the graph failed; no row was added.
         """
         arguments.check_rows_are_independent(self.manifest, "admit")
-        encoded = encoder, encoder_attention_mask
-        passed = PrefillArguments(
-            inputs, start, attention_mask, chunk, grid, None, encoded, logits_to_keep
-        )
-        prompt = arguments.check_prefill(self.manifest, passed)
+        prompt = arguments.check_prefill(
+            self.manifest, inputs, start, attention_mask, chunk, grid, None,
+            encoder, encoder_attention_mask, logits_to_keep,
+        )  # fmt: skip
         rows = self._settled()
         first, rows = rows.count, reading.admit_rows(rows, prompt, prefix)
         outputs = prompt.outputs(self.manifest.outputs[0])
@@ -372,8 +370,7 @@ class Session:
         rows = self._settled()
         caches = rows.caches
         other = type(self)(caches.graph, caches.fewest_rows, caches.capacity, caches.rewind)
-        histories = tuple(RowHistory(each.limit, each.calls) for each in rows.histories)
-        other._state = rows.replace(caches=caches.fork(rows.used, rows.turn), histories=histories)
+        other._state = rows.replace(caches=caches.fork(rows.used, rows.turn))
         return other
 
     @exclusive

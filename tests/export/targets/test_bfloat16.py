@@ -16,7 +16,7 @@ from posenc_export.ops.graph import Attend
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.graphs.cuda_placement import placed
-from posenc_export.runtime.session.graph import Buffer
+from posenc_export.runtime.session.buffers import Buffer
 from posenc_export.shared.numerics import BFLOAT16_NOISE, rounding_tolerance
 from tests import traces
 from tests.tiny import block

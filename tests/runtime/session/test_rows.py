@@ -147,10 +147,7 @@ def test_states_that_calls_replace_are_kept_for_a_declared_number_of_tokens(targ
     session.prefill(texts()[:2, :5])
     for _ in range(30):
         read(session, "linear", [0, 1])
-    assert all(
-        sum(call.states is not None for call in history.calls) <= 3
-        for history in session._state.histories
-    )
+    assert all(len(history.states) <= 3 for history in session._state.histories)
     with pytest.raises(
         ValueError, match="kept for the last 10 tokens, got .*; open the session with rewind=N"
     ):
@@ -163,7 +160,7 @@ def test_states_that_calls_replace_are_kept_for_a_declared_number_of_tokens(targ
 
 
 def test_the_history_of_a_row_reaches_back_as_many_tokens_as_it_declares() -> None:
-    history = RowHistory(8)
+    history = RowHistory()
     for length in range(0, 40, 2):
-        history.record(length, (np.zeros(2, np.int64), {}), lambda: [np.zeros(1)])
+        history = history.recorded(8, length, np.zeros(2), None, lambda: [np.zeros(1)])
         assert min(length + 2, 8) <= length + 2 - history.reach(length + 2) <= 8 + 2
