@@ -2,7 +2,7 @@
 dtype and axes; examples of them for tracing, and the eager module as a target.
 """
 
-from typing import Any, Dict, List, Tuple, Union
+from typing import Any, Callable, Dict, List, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -141,10 +141,17 @@ def output_names(manifest: Manifest) -> List[str]:
     return [*(value.name for value in manifest.outputs), *states]
 
 
-def trace_inputs(manifest: Manifest, slots: str = P) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:
+def trace_inputs(
+    manifest: Manifest,
+    slots: str = P,
+    dim: Callable[[str], Any] = lambda name: torch.export.Dim.DYNAMIC,
+) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:
     """Return example arguments of the signature's forward and their dynamic axes. Encoder inputs
-    follow the caches. slots: the axis of caches, for every target. Semantic operations append to
-    caches with axis P.
+    follow the caches.
+
+    Args:
+        slots: the axis of caches, for every target. Semantic operations append to caches with P.
+        dim: returns what torch.export takes for the name of an axis.
     """
     values = [(_own(manifest, value.dtype), value.axes) for value in manifest.inputs]
     states = []
@@ -153,8 +160,8 @@ def trace_inputs(manifest: Manifest, slots: str = P) -> Tuple[Tuple[Any, ...], T
     if any(state.past == "past_positions" for state in manifest.states):
         values.append(states.pop(0))
     states += [(_own(manifest, value.dtype), value.axes) for value in manifest.encoder]
-    arguments, shapes = ([part(*value) for value in values] for part in (_example, _dynamic))
-    caches, dynamic = ([part(*state) for state in states] for part in (_example, _dynamic))
+    arguments, caches = ([_example(*part) for part in parts] for parts in (values, states))
+    shapes, dynamic = ([_dynamic(axes, dim) for _, axes in parts] for parts in (values, states))
     return (*arguments, caches), (*shapes, dynamic)
 
 
@@ -168,8 +175,8 @@ def _example(dtype: str, axes: Tuple[Axis, ...]) -> Tensor:
     return torch.ones(sizes, dtype=getattr(torch, dtype))
 
 
-def _dynamic(_: str, axes: Tuple[Axis, ...]) -> Dict[int, str]:
-    return {index: axis for index, axis in enumerate(axes) if isinstance(axis, str)}
+def _dynamic(axes: Tuple[Axis, ...], dim: Callable[[str], Any]) -> Dict[int, Any]:
+    return {index: dim(axis) for index, axis in enumerate(axes) if isinstance(axis, str)}
 
 
 def describe(model: Model, target: str, signature: str) -> Manifest:

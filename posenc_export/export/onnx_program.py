@@ -1,37 +1,32 @@
-"""Trace a module with torch.onnx.export, without those steps of the exporter that change nothing.
+"""Trace a module with torch.export, and translate the program with torch.onnx.export, without those
+steps that change nothing.
 
-In each call, torch.onnx.export builds its table of operators, and to decompose operators that the
-table lacks, it runs the traced program twice more. Here the table is built once per process. The
-usual operators that the table lacks are replaced in the program, which is run only if others are
-left: the graph has the same nodes under other names. The functions of torch are private: with a
-version that has others, torch.onnx.export runs unchanged.
+In each call, torch.onnx.export builds its table of operators, and calls run_decompositions of the
+program for operators that the table lacks, which runs the program twice more. Here the table is
+built once per process. The usual operators that it lacks are replaced in the program, which is run
+only if others are left: the graph has the same nodes under other names.
 """
 
 import contextlib
 import functools
 import operator
+from functools import partial
 from importlib import import_module
-from inspect import signature
-from typing import Any, Collection, Dict, Iterator, List, Optional, Set, Tuple, Union
+from typing import Any, Callable, Collection, ContextManager, Dict, List, Optional, Tuple, Union
+from unittest import mock
 
 import torch
+from torch.export import ExportedProgram
 
 from posenc_export.reading.tracing import short_traces
 from posenc_export.runtime.graphs.quiet import quiet
 
-EXPORTER = "torch.onnx._internal.exporter"
-PRIVATE = {  # functions that are replaced or called, and their parameters
-    f"{EXPORTER}._fx_passes:decompose_with_registry": ["exported_program", "registry"],
-    f"{EXPORTER}._registration:ONNXRegistry.from_torchlib": ["opset_version"],
-    f"{EXPORTER}._decomp:get_onnx_implemented_overloads": ["registry"],
-    f"{EXPORTER}._decomp:create_onnx_friendly_decomposition_table": ["onnx_registered_ops"],
-    "torch._export.utils:_check_valid_to_preserve": ["op_overload"],
-}
-DECOMPOSE, FROM_TORCHLIB, IMPLEMENTED, DECOMPOSITIONS, MAY_STAY = PRIVATE
 COMPUTED = {  # functions of Python on sizes, and items of tuples
     getattr(operator, name)
     for name in ("getitem", "add", "sub", "mul", "floordiv", "eq", "ne", "lt", "le", "gt", "ge")
 } | {torch.sym_max, torch.sym_min, torch.sym_not}
+# A check of a dtype that the program itself determines.
+CHECK = torch.ops.aten._assert_tensor_metadata.default
 CAST = torch.ops.aten.to.dtype
 SIZE = torch.ops.aten.sym_size.int
 REVERSED = {torch.ops.aten.rsub.Scalar, torch.ops.aten.rsub.Tensor}
@@ -43,7 +38,7 @@ RESHAPED = {
 Sizes = Dict[Any, Tuple[torch.fx.Node, int]]  # by symbol, an input and its axis with this size
 
 
-def refuse_mutation(program: torch.export.ExportedProgram, caches: Collection[Any] = ()) -> None:
+def refuse_mutation(program: ExportedProgram, caches: Collection[Any] = ()) -> None:
     """Refuse a program that mutates buffers or inputs. ONNX export would drop the mutation
     silently, and a session could not rewind such a state.
 
@@ -94,71 +89,48 @@ def onnx_program(
     """
     # torch.onnx warns of deprecations inside itself, and logs that optional packages are not
     # installed; the resulting graph is checked instead.
-    with quiet(Warning, logger="torch.onnx"), torch.no_grad(), _shortened(opset):
-        program = torch.onnx.export(
-            module,
-            arguments,
-            dynamo=True,
-            dynamic_shapes=shapes,
-            opset_version=opset,
-            optimize=False,
-            verbose=False,
-        )
-    assert program is not None and program.exported_program is not None
-    refuse_mutation(program.exported_program)
-    return program
+    with quiet(Warning, logger="torch.onnx"), torch.no_grad(), short_traces():
+        program = torch.export.export(module, arguments, dynamic_shapes=shapes)
+        refuse_mutation(program)
+        with _shortened(program, opset):
+            made = torch.onnx.export(
+                program, dynamo=True, opset_version=opset, optimize=False, verbose=False
+            )
+    assert made is not None
+    return made
 
 
-@contextlib.contextmanager
-def _shortened(opset: int) -> Iterator[None]:
-    """Shorten torch.onnx.export within the context, which `quiet` lets one thread enter."""
-    with contextlib.ExitStack() as restored:
-        restored.enter_context(short_traces())
-        if all(map(_is_known, PRIVATE)):
-            registry, decompose = _registry(opset), _private(DECOMPOSE)
-            for path, replacement in (
-                (FROM_TORCHLIB, staticmethod(lambda opset_version: registry)),
-                (DECOMPOSE, functools.partial(decomposed, decompose)),
-            ):
-                owner, name = _owner(path)
-                restored.callback(setattr, owner, name, vars(owner)[name])
-                setattr(owner, name, replacement)
-        yield
-
-
-def _owner(path: str) -> Tuple[Any, str]:
-    """Return the module or class that has a private function, and the name of the function."""
-    module, _, names = path.partition(":")
-    *classes, name = names.split(".")
-    return functools.reduce(getattr, classes, import_module(module)), name
-
-
-def _private(path: str) -> Any:
-    return getattr(*_owner(path))
-
-
-def _is_known(path: str) -> bool:
-    """Return whether torch has a private function with the parameters in PRIVATE."""
+def _shortened(program: ExportedProgram, opset: int) -> ContextManager[Any]:
+    """Shorten torch.onnx.export of a program within the context, which `quiet` lets one thread
+    enter. With a version of torch that builds its table elsewhere, it runs unchanged.
+    """
     try:
-        return list(signature(_private(path)).parameters) == PRIVATE[path]
+        builder = import_module("torch.onnx._internal.exporter._registration").ONNXRegistry
+        table = _table(builder, opset)
     except (ImportError, AttributeError):
-        return False
+        return contextlib.nullcontext()
+    whole = program.run_decompositions
+    program.run_decompositions = partial(decomposed, program, table, whole)  # type: ignore[method-assign]
+    return mock.patch.object(builder, "from_torchlib", lambda *_, **__: table)
 
 
 @functools.cache
-def _registry(opset: int) -> Any:
-    registry = _private(FROM_TORCHLIB)(opset_version=opset)
+def _table(builder: Any, opset: int) -> Any:
+    """Return torch's table of operators, with functions that write their nodes."""
+    table = builder.from_torchlib(opset_version=opset)
     # As in a program that torch decomposed, where sizes of 0 are no copies of the input's.
-    registry.functions["aten::reshape"] = registry.functions["aten::view"]
-    return registry
+    table.functions["aten::reshape"] = table.functions["aten::view"]
+    return table
 
 
 def decomposed(
-    decompose: Any, program: torch.export.ExportedProgram, registry: Any
-) -> torch.export.ExportedProgram:
-    """Return a program with operators of ONNX alone; `decompose` is torch's function."""
-    if unfinished(program, registry):
-        return decompose(program, registry)  # type: ignore[no-any-return]
+    program: ExportedProgram, table: Any, whole: Callable[..., ExportedProgram], *how: Any
+) -> ExportedProgram:
+    """Return a program with operators of a table alone. whole: run_decompositions of the program,
+    with arguments `how`.
+    """
+    if unfinished(program, table):
+        return whole(*how)
     sizes = _sizes(program)
     for node in list(program.graph.nodes):
         if node.target is CAST and node.args[0].meta["val"].dtype == node.args[1]:
@@ -179,14 +151,14 @@ def decomposed(
     return program
 
 
-def unfinished(program: torch.export.ExportedProgram, registry: Any) -> Optional[str]:
-    """Return the first operator that `decomposed` leaves to torch, or None: one that torch
-    decomposes, that writes to a tensor, or that has a graph of its own.
+def unfinished(program: ExportedProgram, table: Any) -> Optional[str]:
+    """Return the first operator that `decomposed` leaves to torch, or None: one that the table
+    lacks, that writes to a tensor, or that has a graph of its own.
     """
     sizes = _sizes(program)
     for node in program.graph.nodes:
-        stays = node.target in COMPUTED or _stays(node.target, registry)
-        is_finished = node.op != "call_function" or stays or _is_replaced(node, sizes)
+        stays = node.op != "call_function" or _stays(node.target, table)
+        is_finished = stays or _is_replaced(node, sizes)
         if node.op == "get_attr" or not is_finished:
             return str(node.target)
     return None
@@ -199,7 +171,7 @@ def _is_replaced(node: torch.fx.Node, sizes: Sizes) -> bool:
     return node.target is CAST or node.target in REVERSED and len(node.args) == 2
 
 
-def _sizes(program: torch.export.ExportedProgram) -> Sizes:
+def _sizes(program: ExportedProgram) -> Sizes:
     """Return where the program finds its dynamic sizes: the first input with each."""
     sizes: Sizes = {}
     for node in program.graph.nodes:
@@ -234,16 +206,9 @@ def _as_argument(size: Union[int, Tuple[torch.fx.Node, int]]) -> Union[int, torc
 
 
 @functools.cache
-def _stays(operation: Any, registry: Any) -> bool:
-    """Return whether torch leaves an operator as it is, which writes to no tensor."""
-    if not isinstance(operation, torch._ops.OpOverload) or operation._schema.is_mutable:
-        return False
-    implemented = _implemented(registry)
-    if operation in implemented and _private(MAY_STAY)(operation):
+def _stays(operation: Any, table: Any) -> bool:
+    """Return whether an operator has a function in a table, and writes to no tensor."""
+    if operation in COMPUTED or operation is CHECK:  # checks are left out of the graph
         return True
-    return not (operation._can_decompose() or operation in _private(DECOMPOSITIONS)(implemented))
-
-
-@functools.cache
-def _implemented(registry: Any) -> Set[Any]:
-    return set(_private(IMPLEMENTED)(registry))
+    mutable = getattr(getattr(operation, "_schema", None), "is_mutable", True)
+    return not mutable and bool(table.is_registered(operation))

@@ -2,6 +2,7 @@
 dynamic sizes, both without data that differs between runs.
 """
 
+import functools
 import io
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Collection, Dict, Tuple
 import torch
 
 from posenc_export.export.describe import trace_inputs
-from posenc_export.export.onnx_program import refuse_mutation, written_by
+from posenc_export.export.onnx_program import CHECK, refuse_mutation, written_by
 from posenc_export.export.signatures import wrap
 from posenc_export.export.trace import Source
 from posenc_export.reading.tracing import short_traces
@@ -27,8 +28,6 @@ DROPPED = re.compile(r"\.debug_pkl$|/\.data/serialization_id$")
 COUNTED_NAME = re.compile(rb"___torch_mangle_\d+")
 PROGRAM = "model.pt2"
 SIZE, LINEAR = torch.ops.aten.sym_size.int, torch.ops.aten.linear.default
-# A check of a dtype that the program itself determines.
-CHECK = torch.ops.aten._assert_tensor_metadata.default
 # Metadata of nodes; the other keys hold source paths of the exporting machine.
 KEPT = ("val", "unbacked_bindings")
 
@@ -114,13 +113,13 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
 
 
 def _program(source: Source, manifest: Manifest) -> torch.export.ExportedProgram:
-    arguments, shapes = trace_inputs(manifest, M)
-    sizes: Dict[str, Any] = {}
+    dim = functools.cache(lambda name: torch.export.Dim(name, min=0 if name == R else 1))
+    arguments, shapes = trace_inputs(manifest, M, dim)
     try:
         # Of deprecations inside torch itself.
         with quiet(Warning), torch.no_grad(), short_traces():
-            module, sizes_of = wrap(source.model, manifest.signature), _named(shapes, sizes)
-            return torch.export.export(module, arguments, dynamic_shapes=sizes_of)
+            module = wrap(source.model, manifest.signature)
+            return torch.export.export(module, arguments, dynamic_shapes=shapes)
     except torch._dynamo.exc.UserError as error:
         if S not in str(error):  # only a fixed sequence length has a known cause
             raise
@@ -168,13 +167,3 @@ def _lay_out_weights(program: torch.export.ExportedProgram) -> None:
             # A module with several names.
             weights.update({name: weight for name, other in weights.items() if other is stored})
             node.meta["val"] = node.meta["val"].as_strided(weight.size(), weight.stride())
-
-
-def _named(shapes: Any, sizes: Dict[str, Any]) -> Any:
-    """Return the dynamic axes of trace_inputs with one torch.export.Dim per name."""
-    if isinstance(shapes, dict):
-        return {
-            axis: sizes.setdefault(name, torch.export.Dim(name, min=0 if name == R else 1))
-            for axis, name in shapes.items()
-        }
-    return type(shapes)(_named(part, sizes) for part in shapes)
