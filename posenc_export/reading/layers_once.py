@@ -61,7 +61,7 @@ class LayersOnce:
         self.templates: Dict[str, str] = {}
         for name, part in module.named_modules():
             if isinstance(part, (nn.ModuleList, nn.Sequential)):
-                layers = {f"{name}.{key}": one for key, one in part.named_children()}
+                layers = {f"{name}.{key}".lstrip("."): one for key, one in part.named_children()}
                 self._add([*layers], _contents_of([*layers.values()]), numbered)
 
     def _add(self, names: List[str], contents: Sequence[Optional["_Content"]], by: bool) -> None:

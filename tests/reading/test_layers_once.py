@@ -77,6 +77,13 @@ def test_a_trace_of_one_layer_of_each_kind_is_that_of_all(
     assert torch.equal(once.traced(IDS), each.traced(IDS))
 
 
+def test_a_module_that_is_a_list_of_layers_itself_has_their_names() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), Rotated(), Rotated()).eval()
+    assert _templates(module) == {"2": "1"}
+    torch.testing.assert_close(capture(module, IDS, POSITIONS).traced(IDS), module(IDS))
+
+
 def test_the_properties_of_a_module_are_those_of_one_layer_of_each_kind() -> None:
     module = _seeded(*[Rotated, Sloped] * 3)
     captured = capture(module, IDS, POSITIONS)
