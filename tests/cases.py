@@ -20,17 +20,18 @@ def combinations(
     ]
 
 
-def choice(cases: Iterable[Any], quick: Collection[Any]) -> List[Any]:
+def choice(cases: Iterable[Any], quick: Collection[Any], grouped: bool = False) -> List[Any]:
     """Return cases, each a value or a tuple of values, as parameters. Those that are not in `quick`
-    are exhaustive.
+    are exhaustive. grouped: those of one first value run in one process, which traces their model
+    once.
     """
-    return [
-        pytest.param(
-            *(case if isinstance(case, tuple) else (case,)),
-            marks=[] if case in quick else [pytest.mark.exhaustive],
-        )
-        for case in cases
-    ]
+    made = []
+    for case in cases:
+        values = case if isinstance(case, tuple) else (case,)
+        marks = [] if case in quick else [pytest.mark.exhaustive]
+        marks += [pytest.mark.xdist_group(str(values[0]))] if grouped else []
+        made.append(pytest.param(*values, marks=marks))
+    return made
 
 
 def covering(*axes: Sequence[Any], together: int = 1) -> List[Tuple[Any, ...]]:

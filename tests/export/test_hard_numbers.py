@@ -2,6 +2,7 @@
 each other.
 """
 
+import itertools
 from pathlib import Path
 from typing import Any, List, Sequence
 
@@ -16,7 +17,7 @@ from posenc_export.models.presets import seeded
 from posenc_export.runtime import Model, Session, load
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.shared.numerics import tolerance, worst_error
-from tests.cases import covering
+from tests.cases import choice, covering
 from tests.tiny import block, decoder
 from tests.traces import sources
 
@@ -33,18 +34,7 @@ QUICK = ("rope", "cope", "fox")
 def _each(variants: Sequence[str], targets: Sequence[str] = TARGETS) -> List[Any]:
     taken = covering([variant for variant in QUICK if variant in variants], targets)
     taken.append(("cope", "ort"))  # lowered in another way in float16
-
-    def marks(variant: str, target: str) -> List[Any]:
-        return [
-            pytest.mark.xdist_group(variant),
-            *([] if (variant, target) in taken else [pytest.mark.exhaustive]),
-        ]
-
-    return [
-        pytest.param(variant, target, marks=marks(variant, target))
-        for variant in variants
-        for target in targets
-    ]
+    return choice(itertools.product(variants, targets), taken, grouped=True)
 
 
 def _session(source: Sources, target: str, folder: Path, **how: Any) -> Session:
@@ -105,9 +95,7 @@ def test_a_row_that_sees_no_key_is_finite_and_other_rows_are_correct(
 ) -> None:
     model = sources(decoder(variant))
     session = _session(model, target, tmp_path, signature="mask", dtype=dtype)
-    alone = _eager(
-        model.of(dtype).model.float() if dtype == "float32" else seeded(decoder(variant))
-    )
+    alone = _eager(model.of(dtype).model if dtype == "float32" else seeded(decoder(variant)))
     bound = tolerance(dtype, 2, 48)
     for first in ([[], [1]], [[], [1, 2, 3]]):
         session.reset()
@@ -116,10 +104,8 @@ def test_a_row_that_sees_no_key_is_finite_and_other_rows_are_correct(
         for row, tokens in enumerate(([2, 3, 7], [*first[1], 4, 5, 6, 8])):
             expected = alone.prefill(np.array([tokens]))[0]
             alone.reset()
-            assert (
-                worst_error(outputs[1][row], expected[len(first[row]) : len(first[row]) + 2])
-                <= bound
-            )
+            read = len(first[row])
+            assert worst_error(outputs[1][row], expected[read : read + 2]) <= bound
             assert worst_error(stepped[row], expected[-1]) <= bound
         assert all(np.isfinite(output).all() for output in outputs)
 
@@ -161,9 +147,8 @@ def test_large_activations_in_half_precision_match_the_float32_module(
     exact = _eager(seeded(block(variant)).half().float())
     for scale in (300.0, 1000.0):
         x = _numbers(2, 10, 48, scale=scale, dtype="float16")
-        for actual, expected in zip(
-            _calls(session, x), _calls(exact, x.astype(np.float32)), strict=True
-        ):
+        wide = x.astype(np.float32)
+        for actual, expected in zip(_calls(session, x), _calls(exact, wide), strict=True):
             assert worst_error(actual, expected) <= tolerance("float16", 1, 48)
 
 
@@ -175,26 +160,16 @@ def test_large_activations_in_half_precision_stay_finite(
 ) -> None:
     session = _session(sources(block(variant)), target, tmp_path, dtype="float16")
     for scale in (300.0, 1000.0):
-        assert all(
-            np.isfinite(y).all()
-            for y in _calls(session, _numbers(2, 10, 48, scale=scale, dtype="float16"))
-        )
+        x = _numbers(2, 10, 48, scale=scale, dtype="float16")
+        assert all(np.isfinite(y).all() for y in _calls(session, x))
+
+
+REMEMBERED = [*itertools.product((30.0, -1.0, -30.0, -900.0), TARGETS)]
 
 
 @pytest.mark.parametrize(
     ("remember", "target"),
-    [
-        pytest.param(
-            remember,
-            target,
-            marks=[
-                pytest.mark.xdist_group(f"fox {remember}"),
-                *([] if remember == -30.0 else [pytest.mark.exhaustive]),
-            ],
-        )
-        for remember in (30.0, -1.0, -30.0, -900.0)
-        for target in TARGETS
-    ],
+    choice(REMEMBERED, [case for case in REMEMBERED if case[0] == -30.0], grouped=True),
 )
 def test_forget_gates_of_any_size_match_the_oracle(
     remember: float, target: str, tmp_path: Path

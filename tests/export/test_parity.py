@@ -2,22 +2,22 @@
 
 import itertools
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Tuple
+from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Tuple
 
 import numpy as np
 import pytest
-import torch
 from msgspec.structs import replace
 
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import TARGETS, export
 from posenc_export.export.describe import eager
 from posenc_export.models.presets import seeded
-from posenc_export.models.short_forms import decoder_config, encoder_config
+from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime import Model, load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.shared.numerics import tolerance, worst_error
+from tests.cases import choice
 from tests.tiny import VARIANTS, block, decoder, encoder, works
 from tests.traces import sources
 
@@ -28,30 +28,17 @@ ENCODERS = [
 ]
 APART = ("ort-cuda", "pt2")  # targets with a separate trace
 MASKED = [name for name, target in TARGETS.items() if "mask" in target.layout]
-UNCACHED = [  # models without caches have the same graph for all targets of ONNX but one
-    target
-    if target in ("ort", "torchscript")
-    else pytest.param(target, marks=pytest.mark.exhaustive)
-    for target in TARGETS
-]
-ALL = [
-    pytest.param(
-        target,
-        marks=[
-            pytest.mark.xdist_group("one of a kind"),
-            *([pytest.mark.exhaustive] if target in APART else []),
-        ],
-    )
-    for target in TARGETS
-]
+# Models without caches have the same graph for all targets of ONNX but ort.
+FIRST = ("ort", "torchscript")
+HERE = [name for name in TARGETS if name not in APART]
 
 
 def _passes(
     config: Any, target: str, folder: Path, verify: Any = "quick", **how: str
 ) -> Dict[str, Any]:
     """Export with one call of each kind, or with the whole grid. Return the certificate."""
-    export(sources(config), target, folder / "artefact", verify=verify, **how)  # type: ignore[arg-type]
-    certificate = manifests.read(folder / "artefact").certificate
+    manifest = export(sources(config), target, folder / "artefact", verify=verify, **how)  # type: ignore[arg-type]
+    certificate = manifest.certificate
     assert certificate is not None
     assert certificate["passed"] and len(certificate["cells"]) > 3
     return certificate
@@ -60,23 +47,18 @@ def _passes(
 def _each(
     variants: Iterable[str],
     targets: Iterable[str] = TARGETS,
-    quick: Callable[[str, str], bool] = lambda variant, target: True,
+    quick: Optional[Mapping[str, Collection[str]]] = None,
 ) -> List[Any]:
-    """Every variant on every target. The cases of a variant run in one process, which traces the
-    model once. Cases that are not in `quick` are exhaustive.
+    """Every variant on every target. Those that are not in `quick`, variants by target, are
+    exhaustive.
     """
-    return [
-        pytest.param(
-            variant,
-            target,
-            marks=[
-                pytest.mark.xdist_group(variant),
-                *([] if quick(variant, target) else [pytest.mark.exhaustive]),
-            ],
-        )
-        for variant in variants
-        for target in targets
-    ]
+    cases = [*itertools.product(variants, targets)]
+    taken = {(v, t) for v, t in cases if quick is None or v in quick.get(t, ())}
+    return choice(cases, taken, grouped=True)
+
+
+def _on(targets: Iterable[str], *variants: str) -> Dict[str, Collection[str]]:
+    return dict.fromkeys(targets, variants)
 
 
 # Models whose layers have different encodings, by the encoding on their tokens. Those of `FUSED`
@@ -118,10 +100,9 @@ QUICK = {
     "ort-cuda": ("rope",),
     "pt2": ("fox",),
 }
-EVERYWHERE = _each(REGISTRY, quick=lambda variant, target: variant in QUICK.get(target, ()))
-EVERYWHERE = [
-    case for case in EVERYWHERE if case.values != ("input_rnn", "pt2")
-]  # refused; see the last test
+EVERYWHERE = [  # but what is refused; see the last test
+    case for case in _each(REGISTRY, quick=QUICK) if case.values != ("input_rnn", "pt2")
+]
 
 
 def in_turn(config: Any, variants: Iterable[str]) -> Any:
@@ -135,17 +116,15 @@ def in_turn(config: Any, variants: Iterable[str]) -> Any:
 
 
 GRAPHS = ("ort", "onnx-static", "onnx", "ort-native")
-EACH_TARGET = {  # for each model, another target
-    ("input_rnn", "ort"),
-    ("learned", "onnx"),
-    ("recurrent", "onnx-static"),
-    ("sinusoidal", "ort-native"),
+# For each target, another model.
+TURNS = {
+    target: (name,)
+    for name, target in zip(FUSED, ("ort", "onnx", "onnx-static", "ort-native"), strict=True)
 }
 
 
 @pytest.mark.parametrize(
-    ("tokens", "target"),
-    _each(FUSED, GRAPHS, lambda *case: case in EACH_TARGET) + _each(IN_TURN, ("torchscript",)),
+    ("tokens", "target"), _each(FUSED, GRAPHS, TURNS) + _each(IN_TURN, ("torchscript",))
 )
 def test_layers_with_different_encodings_match_eager(
     tokens: str, target: str, tmp_path: Path
@@ -155,8 +134,7 @@ def test_layers_with_different_encodings_match_eager(
 
 @pytest.mark.parametrize(
     ("tokens", "target"),
-    _each(FUSED, GRAPHS, lambda *case: case == ("recurrent", "onnx-static"))
-    + _each(["rope"], ["ort"]),
+    _each(FUSED, GRAPHS, {"onnx-static": ("recurrent",)}) + _each(["rope"], ["ort"]),
 )
 def test_a_decoder_matches_eager_in_the_whole_grid(
     tokens: str, target: str, tmp_path: Path
@@ -175,16 +153,8 @@ def test_each_set_of_methods_of_an_encoding_is_compared_as_torchscript() -> None
 @pytest.mark.parametrize(
     ("variant", "target"),
     EVERYWHERE
-    + _each(
-        [v for v in VARIANTS if v not in REGISTRY],
-        ("ort", "torchscript"),
-        lambda variant, target: False,
-    )
-    + _each(
-        ["rope_dynamic-short"],
-        ["onnx", "onnx-static", "ort-cuda", "pt2"],
-        lambda variant, target: False,
-    ),
+    + _each([v for v in VARIANTS if v not in REGISTRY], ("ort", "torchscript"), {})
+    + _each(["rope_dynamic-short"], ["onnx", "onnx-static", "ort-cuda", "pt2"], {}),
 )
 def test_decoder_matches_eager_for_every_division_into_calls(
     variant: str, target: str, tmp_path: Path
@@ -194,15 +164,9 @@ def test_decoder_matches_eager_for_every_division_into_calls(
 
 @pytest.mark.parametrize(
     ("variant", "target"),
-    _each(
-        ENCODERS,
-        ("ort", "torchscript"),
-        lambda variant, target: variant in ("t5", "conditional_conv_2d"),
-    )
+    _each(ENCODERS, FIRST, _on(FIRST, "t5", "conditional_conv_2d"))
     + _each(
-        ["learned", "deberta", "conditional_conv_2d"],
-        [t for t in TARGETS if t not in ("ort", "torchscript")],
-        lambda variant, target: False,
+        ["learned", "deberta", "conditional_conv_2d"], [t for t in TARGETS if t not in FIRST], {}
     ),
 )
 def test_encoder_matches_eager_full_padded_and_ragged(
@@ -216,7 +180,7 @@ def test_encoder_matches_eager_full_padded_and_ragged(
     assert not manifest.axes or {"coordinates", "coordinates: oracle"} <= cells
 
 
-@pytest.mark.parametrize("target", UNCACHED)
+@pytest.mark.parametrize("target", choice(TARGETS, FIRST))
 def test_an_encoder_whose_layers_differ_matches_eager(target: str, tmp_path: Path) -> None:
     variants = ("rope", "deberta", "transformer_xl")
     _passes(in_turn(encoder("learned"), variants), target, tmp_path)
@@ -227,7 +191,7 @@ def test_an_encoder_whose_layers_differ_matches_eager(target: str, tmp_path: Pat
     _each(
         ["rope", "alibi", "sinusoidal"],
         [name for name, target in TARGETS.items() if "float16" in target.dtypes],
-        quick=lambda variant, target: variant == "rope" and target not in APART,
+        _on(HERE, "rope"),
     ),
 )
 def test_block_in_half_precision_matches_eager(variant: str, target: str, tmp_path: Path) -> None:
@@ -236,11 +200,7 @@ def test_block_in_half_precision_matches_eager(variant: str, target: str, tmp_pa
 
 @pytest.mark.parametrize(
     ("variant", "target"),
-    _each(
-        ["rope", "alibi", "learned", "rope_dynamic-short"],
-        MASKED,
-        lambda variant, target: variant == "rope" and target not in APART,
-    ),
+    _each(["rope", "alibi", "learned", "rope_dynamic-short"], MASKED, _on(HERE, "rope")),
 )
 def test_mask_signature_matches_eager(variant: str, target: str, tmp_path: Path) -> None:
     layers = ("alibi",) if variant == "learned" else (variant, "alibi")  # learned: on tokens
@@ -248,12 +208,7 @@ def test_mask_signature_matches_eager(variant: str, target: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("variant", "target"),
-    _each(
-        ["learned", "t5"],
-        MASKED,
-        lambda variant, target: variant == "learned" and target not in APART,
-    ),
+    ("variant", "target"), _each(["learned", "t5"], MASKED, _on(HERE, "learned"))
 )
 def test_encoder_with_mask_signature_matches_eager(
     variant: str, target: str, tmp_path: Path
@@ -261,50 +216,8 @@ def test_encoder_with_mask_signature_matches_eager(
     _passes(encoder(variant), target, tmp_path, signature="mask")
 
 
-GRIDS = tuple(
-    "learned_2d mrope swin conditional_conv_2d layout_bias".split()
-)  # added to tokens, rotations, a bias, and a state
-
-
 @pytest.mark.parametrize(
-    ("variant", "target"),
-    _each(
-        [v for v, spec in VARIANTS.items() if REGISTRY[spec["name"]].axes],
-        quick=lambda variant, target: (
-            variant in {"ort": GRIDS, "torchscript": REGISTRY}.get(target, ())
-        ),
-    ),
-)
-def test_coordinates_reach_the_graph_through_prefill_chunks_and_padding(
-    variant: str, target: str, tmp_path: Path
-) -> None:
-    model = seeded(block(variant))
-    manifest = export(model, target, tmp_path / "artefact", verify=False)
-    module, described = eager(model.to(getattr(torch, manifest.dtype)).float())
-    sessions = [
-        load(tmp_path / "artefact", provider="cpu").session(),
-        Model(TorchGraph(module, described)).session(),
-    ]
-    random = np.random.default_rng(0)
-    x = random.standard_normal((2, 12, 48)).astype(manifest.dtype)
-    grid = random.integers(manifest.coordinate_range or 1100, size=(manifest.axes, 2, 12))
-    mask = np.ones((2, 12), np.int64)
-    mask[1, :3] = 0
-    actual = sessions[0].prefill(x, grid=grid, attention_mask=mask, chunk=5)
-    expected = sessions[1].prefill(x.astype(np.float32), grid=grid, attention_mask=mask)
-    assert worst_error(actual, expected) <= tolerance(manifest.dtype, 1, 96)
-    sessions[1].reset()
-    other = sessions[1].prefill(x.astype(np.float32), grid=grid[::-1].copy(), attention_mask=mask)
-    assert worst_error(other, expected) > 0.01  # the order of axes matters
-
-
-@pytest.mark.parametrize(
-    ("tokens", "target"),
-    _each(
-        IN_TURN,
-        ["onnx-static", "ort"],
-        lambda tokens, target: (tokens, target) == ("input_rnn", "ort"),
-    ),
+    ("tokens", "target"), _each(IN_TURN, ["onnx-static", "ort"], {"ort": ("input_rnn",)})
 )
 def test_rows_of_other_lengths_and_starts_up_to_the_last_position_match_eager(
     tokens: str, target: str, tmp_path: Path
@@ -321,43 +234,31 @@ def test_rows_of_other_lengths_and_starts_up_to_the_last_position_match_eager(
         Model(TorchGraph(module, manifest)).session(),
     ):
         first = session.prefill(rows, start=[0, manifest.max_positions - 6])
-        outputs.append(
-            np.concatenate([first[0], first[1, :4], *(session.step(step) for step in steps)])
-        )
+        stepped = [session.step(step) for step in steps]
+        outputs.append(np.concatenate([first[0], first[1, :4], *stepped]))
     assert worst_error(outputs[0], outputs[1]) <= tolerance("float32", 4, 48)
-
-
-QUICK_LINEAR = (("input_rnn", "torchscript"), ("pope", "torchscript"))
 
 
 @pytest.mark.parametrize(
     ("variant", "target"),
-    _each(
-        ["rope", "learned", "nope"],
-        quick=lambda variant, target: variant == "rope" and target in ("onnx", "torchscript"),
-    )
+    _each(["rope", "learned", "nope"], quick=_on(("onnx", "torchscript"), "rope"))
     + _each(
         ["input_rnn", "pope", "infused"],
         ("onnx", "torchscript"),
-        lambda variant, target: (variant, target) in QUICK_LINEAR,
+        {"torchscript": ("input_rnn", "pope")},
     ),
 )
 def test_linear_attention_matches_eager_and_its_quadratic_form(
     variant: str, target: str, tmp_path: Path
 ) -> None:
     _passes(decoder(variant, mechanism="linear", kv_heads=6), target, tmp_path)
-    names = [state.past for state in manifests.read(tmp_path / "artefact").states]
-    assert not any(
-        name.endswith(("key", "value", "positions")) for name in names
-    )  # no growing state, so that the cost of a step is constant
+    # No state grows, so that the cost of a step is constant.
+    states = manifests.read(tmp_path / "artefact").states
+    assert not any(state.past.endswith(("key", "value", "positions")) for state in states)
 
 
 @pytest.mark.parametrize(
-    ("variant", "target"),
-    _each(
-        ["rope", "learned"],
-        quick=lambda variant, target: variant == "rope" and target in ("ort", "torchscript"),
-    ),
+    ("variant", "target"), _each(["rope", "learned"], quick=_on(FIRST, "rope"))
 )
 def test_linear_attention_over_all_tokens_matches_eager_and_its_quadratic_form(
     variant: str, target: str, tmp_path: Path
@@ -367,20 +268,7 @@ def test_linear_attention_over_all_tokens_matches_eager_and_its_quadratic_form(
 
 
 @pytest.mark.parametrize(
-    "target", [pytest.param("ort", marks=pytest.mark.exhaustive), "torchscript"]
-)
-def test_encoder_with_linear_attention_matches_eager(target: str, tmp_path: Path) -> None:
-    attention = block("rope", mechanism="linear", kv_heads=6, causal=False)
-    _passes(encoder_config(61, 2, 40, attention), target, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("variant", "target"),
-    _each(
-        ["alibi", "rope"],
-        ("ort", "torchscript"),
-        lambda variant, target: (variant, target) == ("alibi", "ort"),
-    ),
+    ("variant", "target"), _each(["alibi", "rope"], FIRST, {"ort": ("alibi",)})
 )
 def test_unscaled_scores_match_eager(variant: str, target: str, tmp_path: Path) -> None:
     config = block(variant)
@@ -394,13 +282,7 @@ def test_counts_of_rotated_keys_match_eager_behind_every_start(tmp_path: Path) -
     export(sources(replace(config, attention=attention)), "ort", tmp_path / "a", verify="quick")
 
 
-@pytest.mark.parametrize(
-    ("variant", "target"),
-    _each(
-        ["rope", "nope"],
-        quick=lambda variant, target: variant == "rope" and target in ("ort", "torchscript"),
-    ),
-)
+@pytest.mark.parametrize(("variant", "target"), _each(["rope", "nope"], quick=_on(FIRST, "rope")))
 def test_bidirectional_decoder_matches_eager_full_padded_and_ragged(
     variant: str, target: str, tmp_path: Path
 ) -> None:
@@ -408,19 +290,15 @@ def test_bidirectional_decoder_matches_eager_full_padded_and_ragged(
     assert not manifests.read(tmp_path / "artefact").states
 
 
-@pytest.mark.parametrize("target", ALL)
+@pytest.mark.xdist_group("one of a kind")
+@pytest.mark.parametrize("target", choice(TARGETS, HERE))
 def test_layer_norm_gelu_biases_and_untied_head_match_eager(target: str, tmp_path: Path) -> None:
     attention = block("rope", qkv_bias=True, output_bias=True)
-    _passes(
-        decoder_config(61, 2, 40, attention, norm="layer", mlp="gelu", mlp_bias=True, tied=False),
-        target,
-        tmp_path,
-    )
+    parts: Any = {"norm": "layer", "mlp": "gelu", "mlp_bias": True, "tied": False}
+    _passes(decoder_config(61, 2, 40, attention, **parts), target, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "head_size", [12, *(pytest.param(size, marks=pytest.mark.exhaustive) for size in (8, 24))]
-)
+@pytest.mark.parametrize("head_size", choice((12, 8, 24), [12]))
 def test_head_sizes_that_the_kernel_does_not_support_are_rotated_outside_and_padded(
     head_size: int, tmp_path: Path
 ) -> None:
@@ -433,15 +311,12 @@ def test_head_sizes_that_the_kernel_does_not_support_are_rotated_outside_and_pad
 @pytest.mark.xdist_group("rope-interleaved")
 def test_interleaved_pairs_are_rotated_by_the_fused_node(tmp_path: Path) -> None:
     _passes(block("rope-interleaved"), "ort", tmp_path)
-    assert manifests.read(tmp_path / "artefact").operators == {
-        "GroupQueryAttention": 1,
-        "MatMul": 2,
-    }
+    operators = manifests.read(tmp_path / "artefact").operators
+    assert operators == {"GroupQueryAttention": 1, "MatMul": 2}
 
 
 def test_a_loop_over_tokens_is_refused_for_pt2(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match="loops over the tokens of a call; choose target torchscript or onnx"
-    ):
+    said = "loops over the tokens of a call; choose target torchscript or onnx"
+    with pytest.raises(ValueError, match=said):
         export(seeded(decoder("input_rnn")), "pt2", tmp_path / "artefact")
     assert not list(tmp_path.iterdir())

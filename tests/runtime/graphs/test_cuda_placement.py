@@ -17,6 +17,7 @@ from posenc_export.export.describe import describe
 from posenc_export.export.targets import ort
 from posenc_export.runtime.graphs import cuda
 from posenc_export.runtime.graphs.cuda_placement import Placement, placed, table
+from tests.cases import choice
 from tests.export.test_parity import FUSED
 from tests.rooms import TOP
 from tests.tiny import block, decoder
@@ -44,42 +45,23 @@ PINNED: Dict[str, Tuple[int, int, str, str]] = {
 
 def placement_of(name: str, folder: Path) -> Placement:
     """Write the graph of a model for ort-cuda, and place its nodes."""
-    config = (
-        decoder(name) if name == "complex_order" else block(name)
-    )  # its token table is wider than a block
+    # complex_order has a token table that is wider than a block.
+    config = decoder(name) if name == "complex_order" else block(name)
     source = sources(config).of("float16")
     manifest = describe(source.model, "ort-cuda", "positions")
     ort.write_cuda(source, manifest, folder)
     return placed(folder / "model.onnx")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name,
-            marks=[
-                pytest.mark.xdist_group(name),
-                *([] if name in FUSED else [pytest.mark.exhaustive]),
-            ],
-        )
-        for name in REGISTRY
-    ],
-)
+@pytest.mark.parametrize("name", choice(REGISTRY, FUSED, grouped=True))
 def test_nodes_of_an_encoding_are_placed_as_pinned(name: str, tmp_path: Path) -> None:
     found = placement_of(name, tmp_path)
     assert found.runs
-    operators = {
-        node.op_type
-        for node in onnx.load(tmp_path / "model.onnx", load_external_data=False).graph.node
-    }
-    needing = min(cuda.CUDNN_OPERATORS & operators, default="")
-    assert (
-        len(found.on_cpu),
-        found.copied,
-        "captured" if found.captured else "not captured",
-        needing,
-    ) == PINNED.get(name, CAPTURED)
+    graph = onnx.load(tmp_path / "model.onnx", load_external_data=False).graph
+    needing = min(cuda.CUDNN_OPERATORS & {node.op_type for node in graph.node}, default="")
+    captured = "captured" if found.captured else "not captured"
+    placement = (len(found.on_cpu), found.copied, captured, needing)
+    assert placement == PINNED.get(name, CAPTURED)
 
 
 def test_the_table_belongs_to_the_onnxruntime_gpu_of_the_constraints() -> None:

@@ -12,16 +12,12 @@ import pytest
 
 from posenc_export.export import Sources, export
 from posenc_export.export.read_module import ReadAs
-from posenc_export.runtime import Model, load
-from posenc_export.runtime.graphs.cuda_steps import (
-    ALIGNMENT,
-    ON_HOST,
-    UNCAPTURED,
-    DeviceSteps,
-    GraphIds,
-)
+from posenc_export.runtime import Model, Session, load
+from posenc_export.runtime.graphs import cuda_steps
+from posenc_export.runtime.graphs.cuda_steps import ON_HOST, UNCAPTURED, DeviceSteps, GraphIds
 from posenc_export.runtime.session import buffers
 from posenc_export.runtime.verification.grid_inputs import encoder_rows
+from tests.cases import choice
 from tests.reading import own_modules
 from tests.tiny import decoder
 from tests.traces import artefact
@@ -41,10 +37,8 @@ class FakeMemory:
         return int(self.array.ctypes.data)
 
     def update_inplace(self, array: np.ndarray) -> None:
-        FakeMemory.moved, FakeMemory.written = (
-            FakeMemory.moved + array.nbytes,
-            FakeMemory.written + 1,
-        )
+        FakeMemory.moved += array.nbytes
+        FakeMemory.written += 1
         self.array[...] = array
 
     def numpy(self) -> np.ndarray:
@@ -60,11 +54,8 @@ class FakeRuntime:
         target: Any, target_pitch: Any, source: Any, pitch: Any, width: Any, height: Any, kind: int
     ) -> int:
         for piece in range(height.value):
-            ctypes.memmove(
-                target.value + piece * target_pitch.value,
-                source.value + piece * pitch.value,
-                width.value,
-            )
+            to, of = target.value + piece * target_pitch.value, source.value + piece * pitch.value
+            ctypes.memmove(to, of, width.value)
         return 0
 
     @staticmethod
@@ -93,11 +84,8 @@ class Capturing:
     """
 
     def __init__(self, session: Any, fails: bool = False) -> None:
-        self.io_binding, self._run, self.fails = (
-            session.io_binding,
-            session.run_with_iobinding,
-            fails,
-        )
+        self.io_binding, self._run = session.io_binding, session.run_with_iobinding
+        self.fails = fails
         self.captured: Dict[int, Any] = {}
         self.replays: List[int] = []
 
@@ -130,9 +118,7 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> List[str]:
     def on_host(bind: Any) -> Any:
         def call(self: Any, name: str, device: str = "cpu", *rest: Any) -> None:
             bound.append(name)
-            if (
-                name == ON_HOST
-            ):  # a kernel reads it when it is captured, and not when it is replayed
+            if name == ON_HOST:  # a kernel reads it when it is captured, not when it is replayed
                 totals.append(np.frombuffer(ctypes.string_at(rest[-1], 4), np.int32).copy())
                 rest = (*rest[:-1], totals[-1].ctypes.data)
             bind(self, name, "cpu", *rest)
@@ -144,9 +130,8 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> List[str]:
     monkeypatch.setattr(onnxruntime.OrtValue, "ortvalue_from_shape_and_type", unset)
     monkeypatch.setattr(buffers, "_runtime", FakeRuntime)
     for name in ("bind_input", "bind_output"):
-        monkeypatch.setattr(
-            onnxruntime.IOBinding, name, on_host(getattr(onnxruntime.IOBinding, name))
-        )
+        bind = getattr(onnxruntime.IOBinding, name)
+        monkeypatch.setattr(onnxruntime.IOBinding, name, on_host(bind))
     return bound
 
 
@@ -168,18 +153,20 @@ def outputs(model: Model) -> Dict[str, np.ndarray]:
     """Return outputs after calls that change the memory of caches."""
     ids = np.arange(40).reshape(2, 20) % 61
     session, result = model.session(batch=2, capacity=30), {}
+
+    def steps(of: Session, first: int, end: int, rows: Any = (0, 1)) -> np.ndarray:
+        return np.stack([of.step(ids[list(rows), column]) for column in range(first, end)])
+
     result["prefill"] = session.prefill([ids[0, :7], ids[1, :4]], logits_to_keep=1)
-    result["steps"] = np.stack([session.step(ids[:, column]) for column in range(7, 12)])
+    result["steps"] = steps(session, 7, 12)
     session.rewind(3)
-    result["after a rewind"] = np.stack([session.step(ids[:, column]) for column in range(12, 14)])
+    result["after a rewind"] = steps(session, 12, 14)
     other = session.fork()
     result["admitted"] = session.admit(ids[:1, :5], logits_to_keep=1)
-    result["three rows"] = np.stack(
-        [session.step(ids[[0, 1, 1], column]) for column in range(5, 8)]
-    )
+    result["three rows"] = steps(session, 5, 8, (0, 1, 1))
     session.retire(0)
-    result["two rows"] = np.stack([session.step(ids[:, column]) for column in range(8, 10)])
-    result["fork"] = np.stack([other.step(ids[:, column]) for column in range(5, 8)])
+    result["two rows"] = steps(session, 8, 10)
+    result["fork"] = steps(other, 5, 8)
     return result
 
 
@@ -192,8 +179,7 @@ def differing(model: Model, folder: Path) -> List[str]:
 
 def variants(*names: str) -> Any:
     """Return a mark that tests decoders with these encodings."""
-    each = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
-    return pytest.mark.parametrize("variant", each)
+    return pytest.mark.parametrize("variant", choice(names, names, grouped=True))
 
 
 @variants("rope", "alibi", "fox")
@@ -246,13 +232,7 @@ def test_a_capture_that_fails_runs_uncaptured_with_one_warning(bindings: List[st
 
 def test_ids_are_those_of_equal_addresses_and_end_at_the_limit() -> None:
     ids = GraphIds(2)
-    assert [ids.of(bound) for bound in (("a", 1), ("b", 1), ("a", 1), ("c", 1), ("b", 1))] == [
-        1,
-        2,
-        1,
-        UNCAPTURED,
-        2,
-    ]
+    assert [ids.of((name, 1)) for name in "abacb"] == [1, 2, 1, UNCAPTURED, 2]
     ids.stop()
     assert ids.of(("a", 1)) == UNCAPTURED
 
@@ -317,15 +297,12 @@ def test_keys_and_values_of_an_encoder_are_copied_to_the_device_once(
     example, memory = own_modules.inputs(module, 2, 12), own_modules.ReadsEncoder.memory
     how = ReadAs(example, own_modules.POSITIONS, memory=memory)
     export(Sources(module, how=how), "ort-cuda", tmp_path / "artefact", verify=False)
-    results = []
-    for model in (
-        load(tmp_path / "artefact", provider="cpu", threads=1),
-        on_fake_device(tmp_path / "artefact"),
-    ):
+    results, folder = [], tmp_path / "artefact"
+    for model in (load(folder, provider="cpu", threads=1), on_fake_device(folder)):
         session = model.session(batch=2)
         session.prefill(np.zeros((2, 3), np.int64), encoder=encoder_rows(model.manifest, 2))
         session.step(np.zeros(2, np.int64))
         FakeMemory.moved = 0
         results.append(session.step(np.ones(2, np.int64)).astype(np.float32))
     np.testing.assert_allclose(results[1], results[0], atol=0.01 * np.abs(results[0]).max())
-    assert 0 < FakeMemory.moved <= 5 * ALIGNMENT  # one for each input that changes
+    assert 0 < FakeMemory.moved <= 5 * cuda_steps.ALIGNMENT  # one for each input that changes
