@@ -13,19 +13,19 @@ from tests.models.encoders import PADDING
 
 Pairs = List[Tuple[np.ndarray, np.ndarray]]
 Pattern = Callable[[Any, Session], Pairs]
-ABSOLUTE, RELATIVE = (
-    2e-4,
-    1e-4,
-)  # transformers computes angles in float32, with errors of 3e-5 at position 512
+# transformers computes angles in float32, with errors of 3e-5 at position 512.
+ABSOLUTE, RELATIVE = 2e-4, 1e-4
 LENGTH = 40
 LENGTHS = [LENGTH, 11, 26]
+# Masks of rows of these lengths with padding before and behind them.
+BEFORE = np.stack([np.arange(LENGTH) >= LENGTH - length for length in LENGTHS])
+BEHIND = BEFORE[:, ::-1]
 
 
 def fused_layers(manifest: Manifest) -> int:
     """Return the number of layers whose cached values GroupQueryAttention alone reads."""
-    return sum(
-        state.past.endswith(".value") and not state.reads_hidden for state in manifest.states
-    )
+    values = [state for state in manifest.states if state.past.endswith(".value")]
+    return sum(not state.reads_hidden for state in values)
 
 
 def tokens_of(rows: int = 2, length: int = LENGTH, low: int = 3) -> np.ndarray:
@@ -37,22 +37,17 @@ def theirs(
     peer: Any, tokens: np.ndarray, output: str = "logits", **given: np.ndarray
 ) -> np.ndarray:
     """Return the output of transformers' model, called without a cache."""
-    cache = {"use_cache": False} if output == "logits" else {}
+    arguments: Dict[str, Any] = {key: torch.from_numpy(value) for key, value in given.items()}
+    arguments |= {"use_cache": False} if output == "logits" else {}
     with torch.no_grad():
-        result = peer(
-            torch.from_numpy(tokens),
-            **cache,
-            **{key: torch.from_numpy(value) for key, value in given.items()},
-        )
+        result = peer(torch.from_numpy(tokens), **arguments)
     return getattr(result, output).numpy()  # type: ignore[no-any-return]
 
 
 def share(pairs: Pairs) -> float:
     """Return the largest difference relative to the tolerance."""
-    return max(
-        float((np.abs(ours - wanted) / (ABSOLUTE + RELATIVE * np.abs(wanted))).max())
-        for ours, wanted in pairs
-    )
+    errors = (np.abs(y - wanted) / (ABSOLUTE + RELATIVE * np.abs(wanted)) for y, wanted in pairs)
+    return max(float(error.max()) for error in errors)
 
 
 def worst(pairs: Pairs) -> float:
@@ -92,49 +87,28 @@ def left_padded(peer: Any, session: Session) -> Pairs:
     tokens, mask, wanted = _padded(peer)
     seen = mask[:, :36] == 1
     first = session.prefill(tokens[:, :36], attention_mask=mask[:, :36])
-    return [
-        (first[seen], wanted[:, :36][seen]),
-        (_stepped(session, tokens, np.zeros((3, 36, wanted.shape[2])))[:, 36:], wanted[:, 36:]),
-    ]
+    last = _stepped(session, tokens, first)[:, 36:]
+    return [(first[seen], wanted[:, :36][seen]), (last, wanted[:, 36:])]
 
 
 def ragged(peer: Any, session: Session) -> Pairs:
     """Call with rows of different lengths without padding."""
     tokens, _, wanted = _padded(peer)
-    outputs = session.prefill(
-        [row[LENGTH - length :] for row, length in zip(tokens, LENGTHS, strict=True)]
-    )
-    return [
-        (outputs[row, :length], wanted[row, LENGTH - length :])
-        for row, length in enumerate(LENGTHS)
-    ]
+    each = [*enumerate(LENGTHS)]
+    outputs = session.prefill([tokens[row, LENGTH - length :] for row, length in each])
+    return [(outputs[row, :length], wanted[row, LENGTH - length :]) for row, length in each]
 
 
 def _stepped(session: Session, tokens: np.ndarray, first: np.ndarray) -> np.ndarray:
     """Return the outputs `first`, followed by outputs of the remaining tokens one at a time."""
-    return np.concatenate(
-        (
-            first,
-            np.stack(
-                [
-                    session.step(tokens[:, index])
-                    for index in range(first.shape[1], tokens.shape[1])
-                ],
-                1,
-            ),
-        ),
-        axis=1,
-    )
+    steps = [session.step(column) for column in tokens.T[first.shape[1] :]]
+    return np.concatenate((first, np.stack(steps, 1)), axis=1)
 
 
 def _padded(peer: Any) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     tokens = tokens_of(3)
-    mask = np.stack([np.arange(LENGTH) >= LENGTH - length for length in LENGTHS]).astype(np.int64)
-    return (
-        tokens,
-        mask,
-        theirs(peer, tokens, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clip(0)),
-    )
+    mask, counted = BEFORE.astype(np.int64), (BEFORE.cumsum(1) - 1).clip(0)
+    return tokens, mask, theirs(peer, tokens, attention_mask=mask, position_ids=counted)
 
 
 DECODER: Dict[str, Pattern] = {
@@ -145,54 +119,35 @@ DECODER: Dict[str, Pattern] = {
     "left-padded": left_padded,
     "ragged": ragged,
 }
-BY_POSITION = (
-    "shifted",
-    "left-padded",
-    "ragged",
-)  # patterns that need position_ids in transformers
+# Patterns that need position_ids in transformers.
+BY_POSITION = ("shifted", "left-padded", "ragged")
 
 
 def whole(peer: Any, session: Session) -> Pairs:
     """Call an encoder with whole rows, long and short."""
     tokens = tokens_of(3, low=5)
-    return [
-        (
-            session.prefill(part),
-            theirs(peer, part, "last_hidden_state"),
-        )
-        for part in (tokens, tokens[:, :9])
-    ]
+    parts = (tokens, tokens[:, :9])
+    return [(session.prefill(part), theirs(peer, part, "last_hidden_state")) for part in parts]
 
 
 def padded_before(peer: Any, session: Session) -> Pairs:
     """Call an encoder with left-padded rows, with token types if the model has them."""
-    return _encoded(
-        peer, session, np.stack([np.arange(LENGTH) >= LENGTH - length for length in LENGTHS])
-    )
+    return _encoded(peer, session, BEFORE)
 
 
 def padded_behind(peer: Any, session: Session) -> Pairs:
     """Call an encoder with right-padded rows, with token types if the model has them."""
-    return _encoded(peer, session, np.stack([np.arange(LENGTH) < length for length in LENGTHS]))
+    return _encoded(peer, session, BEHIND)
 
 
 def _encoded(peer: Any, session: Session, seen: np.ndarray) -> Pairs:
-    tokens, mask, segments = (
-        np.where(seen, tokens_of(3, low=5), PADDING),
-        seen.astype(np.int64),
-        session.manifest.segments,
-    )
-    types = np.random.default_rng(1).integers(0, max(segments, 1), tokens.shape)
-    wanted = theirs(
-        peer,
-        tokens,
-        "last_hidden_state",
-        attention_mask=mask,
-        **_positions(peer, mask),
-        **({"token_type_ids": types} if segments else {}),
-    )
-    named = {"token_types": types} if segments else {}
-    return [(session.prefill(tokens, attention_mask=mask, **named)[seen], wanted[seen])]
+    tokens, mask = np.where(seen, tokens_of(3, low=5), PADDING), seen.astype(np.int64)
+    given, types = {"attention_mask": mask, **_positions(peer, mask)}, {}
+    if segments := session.manifest.segments:
+        types["token_types"] = np.random.default_rng(1).integers(0, segments, tokens.shape)
+        given["token_type_ids"] = types["token_types"]
+    wanted = theirs(peer, tokens, "last_hidden_state", **given)
+    return [(session.prefill(tokens, attention_mask=mask, **types)[seen], wanted[seen])]
 
 
 def _positions(peer: Any, mask: np.ndarray) -> Dict[str, np.ndarray]:
@@ -202,11 +157,9 @@ def _positions(peer: Any, mask: np.ndarray) -> Dict[str, np.ndarray]:
     family, counted = peer.config.model_type, (mask.cumsum(1) - 1).clip(0)
     if family in ("bert", "electra", "distilbert", "modernbert", "layoutlm"):
         return {"position_ids": counted}
-    return (
-        {"position_ids": counted + peer.config.pad_token_id + 1}
-        if family in ("roberta", "layoutlmv3")
-        else {}
-    )
+    if family in ("roberta", "layoutlmv3"):
+        return {"position_ids": counted + peer.config.pad_token_id + 1}
+    return {}
 
 
 ENCODER: Dict[str, Pattern] = {"full": whole, "left-padded": padded_before, "ragged": padded_behind}

@@ -1,6 +1,7 @@
 """Configs: conversion to and from JSON, refusals."""
 
 import json
+from typing import Any, Dict, List, Tuple
 
 import pytest
 from msgspec.structs import replace
@@ -11,6 +12,13 @@ from posenc_export.models.config_json import from_json, to_json
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.models.stack import Stack
 from tests.tiny import VARIANTS, block, decoder
+
+HEADS = {"heads": 6, "kv_heads": 3, "head_size": 16}
+
+
+def _stack(encodings: List[Any], layers: int = 2, plain: str = "nope") -> Stack:
+    """Build a decoder whose layers have these encodings in turn."""
+    return Stack(decoder_config(61, layers, 40, block(plain), layer_encodings=encodings))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -23,12 +31,9 @@ def test_configs_survive_json(variant: str) -> None:
     ("change", "message"),
     [
         ({"wdith": 3}, "wdith"),
-        ({"attention": {"heads": 6, "kv_heads": 4, "head_size": 16}}, "divisible by kv_heads"),
-        ({"attention": {"heads": 0, "kv_heads": 3, "head_size": 16}}, "at least 1"),
-        (
-            {"attention": {"heads": 6, "kv_heads": 3, "head_size": 16, "softcap": -1.0}},
-            "softcap to be a finite number above 0",
-        ),
+        ({"attention": {**HEADS, "kv_heads": 4}}, "divisible by kv_heads"),
+        ({"attention": {**HEADS, "heads": 0}}, "at least 1"),
+        ({"attention": {**HEADS, "softcap": -1.0}}, "softcap to be a finite number above 0"),
         ({"attention": {"heads": 6, "kv_heads": 3}}, "head_size"),
         ({"width": "48"}, "width"),
         ({"width": 0}, "width to be at least 1"),
@@ -48,13 +53,7 @@ def test_width_that_heads_do_not_divide_needs_a_head_size() -> None:
 
 @pytest.mark.parametrize(
     ("on_tokens", "in_layers"),
-    [
-        ("nope", "sinusoidal"),
-        ("alibi", "nope"),
-        ("rope", "rope"),
-        ("t5", "rope"),
-        ("sinusoidal", "learned"),
-    ],
+    [("nope", "sinusoidal"), ("alibi", "nope"), ("t5", "rope"), ("sinusoidal", "learned")],
 )
 def test_encodings_at_a_place_where_they_have_no_effect_are_refused_by_name(
     on_tokens: str, in_layers: str
@@ -62,46 +61,25 @@ def test_encodings_at_a_place_where_they_have_no_effect_are_refused_by_name(
     plain = decoder("nope")
     kind = plain.layers["layer"]
     changed = replace(kind, attention=replace(kind.attention, encodings=(VARIANTS[in_layers],)))
-    with pytest.raises(
-        ValueError,
-        match="encodings at the place where they act, got .* (on tokens|in layers); put it",
-    ):
-        Stack(
-            replace(
-                plain,
-                tokens=replace(plain.tokens, encodings=(VARIANTS[on_tokens],)),
-                layers={"layer": changed},
-            )
-        )
+    tokens = replace(plain.tokens, encodings=(VARIANTS[on_tokens],))
+    said = "encodings at the place where they act, got .* (on tokens|in layers); put it"
+    with pytest.raises(ValueError, match=said):
+        Stack(replace(plain, tokens=tokens, layers={"layer": changed}))
 
 
 def test_encodings_with_different_numbers_of_coordinates_are_refused() -> None:
     with pytest.raises(ValueError, match="same coordinates, got encodings of 0 axes and 3 axes"):
-        Stack(
-            decoder_config(
-                61, 2, 40, block("nope"), layer_encodings=[VARIANTS["rope"], VARIANTS["mrope"]]
-            )
-        )
-    assert (
-        Stack(
-            decoder_config(
-                61, 2, 40, block("nope"), layer_encodings=[VARIANTS["nope"], VARIANTS["mrope"]]
-            )
-        ).axes
-        == 3
-    )
+        _stack(["rope", "mrope"])
+    assert _stack(["nope", "mrope"]).axes == 3
 
 
 def test_a_refusal_of_coordinates_says_who_reads_the_position() -> None:
-    attention = replace(
-        block("nope").attention,
-        sees={"name": "both"},
-        encodings=({"name": "layout_bias", "size": 9},),
-    )
+    plain, layout = block("nope"), {"name": "layout_bias", "size": 9}
+    attention = replace(plain.attention, sees={"name": "both"}, encodings=(layout,))
     got = "4 axes below 9 and 4 axes below 9 behind the position"
     with pytest.raises(ValueError, match=got):
         AttentionBlock(
-            replace(block("nope"), encodings=({"name": "boxes", "size": 9},), attention=attention)
+            replace(plain, encodings=({"name": "boxes", "size": 9},), attention=attention)
         )
 
 
@@ -117,48 +95,27 @@ def test_coordinates_of_a_range_of_their_own_are_refused_in_causal_attention(
 
 
 def test_layers_share_the_tables_of_equal_encodings() -> None:
-    stack = Stack(
-        decoder_config(
-            61,
-            5,
-            40,
-            block("learned"),
-            layer_encodings=[VARIANTS["rope"], VARIANTS["nope"], VARIANTS["rope"]],
-        )
-    )
-    assert (
-        len({id(attention.encoding) for attention in stack.attentions()}) == 2
-        and len(stack.masks) == 1
-    )
+    stack = _stack(["rope", "nope", "rope"], 5, "learned")
+    assert len({id(attention.encoding) for attention in stack.attentions()}) == 2
+    assert len(stack.masks) == 1
 
 
+GATED = {"name": "gated", "hidden": 8}
 BAD_PARTS = {
     "norm": (
         {"norms": ({"name": "batch"}, {"name": "rms"})},
         "norm: expected name to be one of rms, layer, none, got 'batch'",
     ),
     "one norm too few": ({"norms": ({"name": "rms"},)}, "expected 2 norms of a layer, got 1"),
-    "residual": (
-        {"residual": {"name": "highway"}},
-        "residual: expected name to be one of pre, post",
-    ),
-    "activation": (
-        {"mlp": {"name": "gated", "hidden": 8, "activation": "step"}},
-        "activation to be one of silu",
-    ),
+    "residual": ({"residual": {"name": "highway"}}, "expected name to be one of pre, post"),
+    "activation": ({"mlp": {**GATED, "activation": "step"}}, "activation to be one of silu"),
     "parameter": (
-        {"mlp": {"name": "gated", "hidden": 8, "depth": 2}},
+        {"mlp": {**GATED, "depth": 2}},
         "mlp gated: expected parameter to be one of hidden, activation, bias, got 'depth'",
     ),
     "missing parameter": ({"mlp": {"name": "gated"}}, "mlp gated: expected hidden to be given"),
-    "no whole number": (
-        {"mlp": {"name": "gated", "hidden": 8.5}},
-        "expected hidden to be a whole number",
-    ),
-    "no flag": (
-        {"mlp": {"name": "gated", "hidden": 8, "bias": 1}},
-        "expected bias to be true or false",
-    ),
+    "no whole number": ({"mlp": {**GATED, "hidden": 8.5}}, "hidden to be a whole number"),
+    "no flag": ({"mlp": {**GATED, "bias": 1}}, "expected bias to be true or false"),
     "no name": ({"residual": {}}, "residual: expected a specification with a name"),
 }
 
@@ -171,44 +128,41 @@ def test_unknown_parts_are_refused_by_name(part: str) -> None:
         Stack(replace(plain, layers={"layer": replace(plain.layers["layer"], **change)}))
 
 
-BAD_ATTENTION = {
+LINEAR: Dict[str, Any] = {"mechanism": "linear", "kv_heads": 6}
+
+
+def _with(*names: str, **others: Any) -> Dict[str, Any]:
+    return {"encodings": tuple({"name": name} for name in names), **others}
+
+
+BAD_ATTENTION: Dict[str, Tuple[Dict[str, Any], str]] = {
     "window of nothing": ({"sees": {"name": "window", "size": 0}}, "size to be at least 1"),
     "sight": (
         {"sees": {"name": "dilated"}},
         "sees: expected name to be one of causal, window, chunk, both, near",
     ),
-    "capped content": (
-        {"encodings": ({"name": "cope"},), "softcap": 5.0},
-        "expected no softcap with cope",
-    ),
+    "capped content": (_with("cope", softcap=5.0), "expected no softcap with cope"),
     "two that score": (
-        {"encodings": ({"name": "shaw"}, {"name": "cope"})},
+        _with("shaw", "cope"),
         "at most one encoding that overrides rescore, got Shaw and CoPE",
     ),
     "scaled beside content": (
-        {"encodings": ({"name": "t5"}, {"name": "shaw"})},
+        _with("t5", "shaw"),
         "no encoding that scales scores with Shaw, which computes them itself, got T5",
     ),
     "rows beside longer keys": (
-        {"encodings": ({"name": "deberta"}, {"name": "rope_longrope"})},
+        _with("deberta", "rope_longrope"),
         "no encoding with RoPELongRoPE that needs its size of keys, got DeBERTa",
     ),
-    "rotation of longer keys": (
-        {"encodings": ({"name": "rope_longrope"}, {"name": "rope"})},
-        "no encoding with RoPELongRoPE that needs its size of keys, got RoPE",
-    ),
     "backward only": (
-        {"encodings": ({"name": "cope"},), "sees": {"name": "both"}},
+        _with("cope", sees={"name": "both"}),
         "expected causal attention for CoPE, got bidirectional",
     ),
     "linear window": (
-        {"mechanism": "linear", "kv_heads": 6, "sees": {"name": "window", "size": 4}},
+        {**LINEAR, "sees": {"name": "window", "size": 4}},
         "linear attention: expected sees causal or both",
     ),
-    "linear scores": (
-        {"mechanism": "linear", "kv_heads": 6, "encodings": ({"name": "alibi"},)},
-        "since there are no scores, got alibi",
-    ),
+    "linear scores": (_with("alibi", **LINEAR), "since there are no scores, got alibi"),
 }
 
 
@@ -231,10 +185,8 @@ def test_short_forms_refuse_unknown_parts() -> None:
 
 def test_a_mixture_of_causal_and_bidirectional_layers_is_refused() -> None:
     plain = decoder("nope")
-    near = replace(
-        plain.layers["layer"],
-        attention=replace(plain.layers["layer"].attention, sees={"name": "near", "reach": 3}),
-    )
+    layer, sees = plain.layers["layer"], {"name": "near", "reach": 3}
+    near = replace(layer, attention=replace(layer.attention, sees=sees))
     with pytest.raises(ValueError, match="all layers to be causal or none"):
         replace(plain, layers={**plain.layers, "near": near}, order=("layer", "near"))
     with pytest.raises(ValueError, match="order to name each kind in layers"):
@@ -242,11 +194,11 @@ def test_a_mixture_of_causal_and_bidirectional_layers_is_refused() -> None:
 
 
 def test_an_encoding_is_given_as_text_too() -> None:
-    as_text, as_spec = (
-        block_config(64, 4, 256, encoding=spec)
-        for spec in ("rope:theta=500", {"name": "rope", "theta": 500.0})
-    )
+    specs: Any = ("rope:theta=500", {"name": "rope", "theta": 500.0})
+    as_text, as_spec = (block_config(64, 4, 256, encoding=spec) for spec in specs)
     assert as_text == as_spec
-    assert decoder_config(9, 2, 96, as_text, layer_encodings=["alibi"]) == decoder_config(
-        9, 2, 96, as_text, layer_encodings=[{"name": "alibi"}]
+    short, long = (
+        decoder_config(9, 2, 96, as_text, layer_encodings=[alibi])
+        for alibi in ("alibi", {"name": "alibi"})
     )
+    assert short == long

@@ -1,8 +1,9 @@
 """Checkpoints that others quantized are read as the weights that their codes stand for."""
 
+import functools
 import json
 from pathlib import Path
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 import pytest
@@ -19,9 +20,8 @@ from tests.models.checkpoints import saved  # noqa: E402
 
 GROUP, K = 32, 64
 Q = "model.layers.0.self_attn.q_proj"
-Made = Tuple[
-    Dict[str, torch.Tensor], np.ndarray
-]  # the tensors of a linear layer, and the weights [N,K] that they stand for
+# The tensors of a linear layer, and the weights [N,K] that they stand for.
+Made = Tuple[Dict[str, torch.Tensor], np.ndarray]
 
 
 def _packed(codes: np.ndarray, bits: int, order: Tuple[int, ...] = ()) -> torch.Tensor:
@@ -31,31 +31,20 @@ def _packed(codes: np.ndarray, bits: int, order: Tuple[int, ...] = ()) -> torch.
     per = 32 // bits
     words = np.zeros((*codes.shape[:-1], codes.shape[-1] // per), np.uint64)
     for place in range(per):
-        words |= codes[..., order[place] if order else place :: per].astype(np.uint64) << np.uint64(
-            place * bits
-        )
+        part = codes[..., order[place] if order else place :: per]
+        words |= part.astype(np.uint64) << np.uint64(place * bits)
     return torch.from_numpy(words.astype(np.uint32).view(np.int32))
 
 
-def _random(
-    rows: int, bits: int, groups: int = K // GROUP
-) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _random(rows: int, bits: int, groups: int = K // GROUP) -> List[np.ndarray]:
     """Return codes [rows,K], scales and zeros [rows,groups]."""
     source = np.random.default_rng(rows)
     scales = source.uniform(0.01, 0.02, (rows, groups)).astype(np.float16).astype(np.float32)
-    return (
-        source.integers(0, 1 << bits, (rows, K)),
-        scales,
-        source.integers(0, 1 << bits, (rows, groups)),
-    )
+    codes, zeros = (source.integers(0, 1 << bits, (rows, n)) for n in (K, groups))
+    return [codes, scales, zeros]
 
 
-def _weights(
-    codes: np.ndarray,
-    scales: np.ndarray,
-    zeros: np.ndarray,
-    groups: np.ndarray = np.arange(K) // GROUP,
-) -> np.ndarray:
+def _weights(codes: Any, scales: Any, zeros: Any, groups: Any = np.arange(K) // GROUP) -> Any:
     return ((codes - zeros[:, groups]) * scales[:, groups]).astype(np.float32)
 
 
@@ -90,26 +79,21 @@ def _pack_quantized(rows: int, bits: int = 4, zero: bool = False) -> Made:
         "weight_scale": torch.from_numpy(scales),
         "weight_shape": torch.tensor([rows, K]),
     }
-    return {
-        **tensors,
-        **({"weight_zero_point": _packed(zeros.T, bits).T} if zero else {}),
-    }, _weights(codes, scales, zeros)
+    if zero:
+        tensors["weight_zero_point"] = _packed(zeros.T, bits).T
+    return tensors, _weights(codes, scales, zeros)
 
 
 def _int8(rows: int) -> Made:
     codes, scales, _ = _random(rows, 8, 1)
-    weights = (codes - 128) * scales
-    return {
-        "weight": torch.from_numpy(codes - 128).to(torch.int8),
-        "weight_scale": torch.from_numpy(scales),
-    }, weights.astype(np.float32)
+    tensors = {"weight": torch.from_numpy(codes - 128).to(torch.int8)}
+    weights = ((codes - 128) * scales).astype(np.float32)
+    return {**tensors, "weight_scale": torch.from_numpy(scales)}, weights
 
 
 def _float8(rows: int, end: str = "weight_scale", block: int = 0) -> Made:
     source = np.random.default_rng(rows)
-    weight = torch.from_numpy(source.normal(size=(rows, K)).astype(np.float32)).to(
-        torch.float8_e4m3fn
-    )
+    weight = torch.from_numpy(source.normal(size=(rows, K))).to(torch.float8_e4m3fn)
     shape = (-(-rows // block), -(-K // block)) if block else (rows, 1)
     scales = source.uniform(0.01, 0.02, shape).astype(np.float32)
     whole = scales.repeat(block, 0)[:rows].repeat(block, 1)[:, :K] if block else scales
@@ -125,37 +109,44 @@ def _of_groups(form: str, **weights: Any) -> Dict[str, Any]:
     }
 
 
+GPTQ = {"quant_method": "gptq", "bits": 4}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}
+PACKED = functools.partial(_of_groups, "pack-quantized", type="int")
 CASES: Dict[str, Tuple[Dict[str, Any], Callable[[int], Made]]] = {
-    "GPTQ": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP}, _gptq),
+    "GPTQ": ({**GPTQ, "group_size": GROUP}, _gptq),
     "GPTQ in 8 bits": (
-        {"quant_method": "gptq", "bits": 8, "group_size": GROUP},
-        lambda rows: _gptq(rows, 8),
+        {**GPTQ, "bits": 8, "group_size": GROUP},
+        functools.partial(_gptq, bits=8),
     ),
     "GPTQ, second version": (
-        {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"},
-        lambda rows: _gptq(rows, less=0),
+        {**GPTQ, "checkpoint_format": "gptq_v2"},
+        functools.partial(_gptq, less=0),
     ),
     "GPTQ in another order": (
-        {"quant_method": "gptq", "bits": 4, "desc_act": True},
-        lambda rows: _gptq(rows, shuffled=True),
+        {**GPTQ, "desc_act": True},
+        functools.partial(_gptq, shuffled=True),
     ),
-    "AWQ": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, _awq),
-    "packed": (_of_groups("pack-quantized", num_bits=4, type="int"), _pack_quantized),
+    "AWQ": (AWQ, _awq),
+    "packed": (PACKED(num_bits=4), _pack_quantized),
     "packed with zeros": (
-        _of_groups("pack-quantized", num_bits=4, type="int", symmetric=False),
-        lambda rows: _pack_quantized(rows, zero=True),
+        PACKED(num_bits=4, symmetric=False),
+        functools.partial(_pack_quantized, zero=True),
     ),
-    "packed in 8 bits": (
-        _of_groups("pack-quantized", num_bits=8, type="int"),
-        lambda rows: _pack_quantized(rows, 8),
-    ),
+    "packed in 8 bits": (PACKED(num_bits=8), functools.partial(_pack_quantized, bits=8)),
     "int8": (_of_groups("int-quantized", num_bits=8, type="int"), _int8),
     "float8": (_of_groups("float-quantized", num_bits=8, type="float"), _float8),
     "fp8 in blocks": (
         {"quant_method": "fp8", "weight_block_size": [32, 32]},
-        lambda rows: _float8(rows, "weight_scale_inv", 32),
+        functools.partial(_float8, end="weight_scale_inv", block=32),
     ),
 }
+
+
+def _configured(folder: Path, quantization: Any) -> None:
+    """Write the config of a quantization into a folder."""
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), "quantization_config": quantization}
+    path.write_text(json.dumps(config))
 
 
 def _quantized(case: str, folder: Path, name: str = "llama with biases") -> Tuple[Path, Path]:
@@ -163,35 +154,26 @@ def _quantized(case: str, folder: Path, name: str = "llama with biases") -> Tupl
     config, make = CASES[case]
     for place in ("quantized", "plain"):
         saved(name, folder / place)
-    few, plain = (
-        load_file(folder / place / "model.safetensors") for place in ("quantized", "plain")
-    )
-    for name in [
-        name
-        for name, tensor in plain.items()
-        if name.endswith("proj.weight") and tensor.shape[1] == K
-    ]:
+    quantized, unquantized = folder / "quantized", folder / "plain"
+    few, plain = (load_file(place / "model.safetensors") for place in (quantized, unquantized))
+    linear = [n for n, w in plain.items() if n.endswith("proj.weight") and w.shape[1] == K]
+    for name in linear:
         tensors, weights = make(len(plain[name]))
-        plain[name] = torch.from_numpy(weights)
+        plain[name], start = torch.from_numpy(weights), name.removesuffix("weight")
         del few[name]
-        few |= {
-            name.removesuffix("weight") + end: tensor.contiguous()
-            for end, tensor in tensors.items()
-        }
-    save_file(few, folder / "quantized" / "model.safetensors", {"format": "pt"})
-    save_file(plain, folder / "plain" / "model.safetensors", {"format": "pt"})
-    path = folder / "quantized" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": config}))
-    return folder / "quantized", folder / "plain"
+        few |= {start + end: tensor.contiguous() for end, tensor in tensors.items()}
+    save_file(few, quantized / "model.safetensors", {"format": "pt"})
+    save_file(plain, unquantized / "model.safetensors", {"format": "pt"})
+    _configured(quantized, config)
+    return quantized, unquantized
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_those_that_the_codes_stand_for(case: str, tmp_path: Path) -> None:
     result, wanted = map(from_pretrained, _quantized(case, tmp_path))
     parameters = dict(wanted.named_parameters())
-    assert {
-        name: torch.equal(one, parameters[name]) for name, one in result.named_parameters()
-    } == dict.fromkeys(parameters, True)
+    equal = {n: torch.equal(one, parameters[n]) for n, one in result.named_parameters()}
+    assert equal == dict.fromkeys(parameters, True)
 
 
 OF_CODES = [case for case in CASES if not {"float8", "fp8", "another"} & {*case.split()}]
@@ -211,15 +193,10 @@ def test_codes_of_others_are_kept(case: str, tmp_path: Path) -> None:
     "case", choice(["AWQ", "GPTQ", "int8", "packed", "GPTQ in another order"], ["AWQ"])
 )
 def test_an_artefact_with_kept_codes_is_certified(case: str, tmp_path: Path) -> None:
-    manifest = export_model(
-        from_pretrained(_quantized(case, tmp_path)[0]), "ort", tmp_path / "artefact", weights="keep"
-    )
-    assert (
-        manifest.certificate is not None
-        and manifest.certificate["passed"]
-        and manifest.quality is not None
-        and manifest.quality.error < 0.05
-    )
+    model = from_pretrained(_quantized(case, tmp_path)[0])
+    manifest = export_model(model, "ort", tmp_path / "artefact", weights="keep")
+    assert manifest.certificate is not None and manifest.certificate["passed"]
+    assert manifest.quality is not None and manifest.quality.error < 0.05
 
 
 def test_four_bit_floating_point_experts_are_read(tmp_path: Path) -> None:
@@ -228,28 +205,15 @@ def test_four_bit_floating_point_experts_are_read(tmp_path: Path) -> None:
     held = load_file(path)
     count, inputs, outputs = held.pop(name).shape
     source = np.random.default_rng(0)
-    blocks, powers = (
-        source.integers(0, 256, (count, outputs, inputs // 32, 16), np.uint8),
-        source.integers(120, 128, (count, outputs, inputs // 32), np.uint8),
-    )
-    save_file(
-        {
-            **held,
-            f"{name}_blocks": torch.from_numpy(blocks),
-            f"{name}_scales": torch.from_numpy(powers),
-        },
-        path,
-        {"format": "pt"},
-    )
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(
-        json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}})
-    )
+    blocks = source.integers(0, 256, (count, outputs, inputs // 32, 16), np.uint8)
+    powers = source.integers(120, 128, (count, outputs, inputs // 32), np.uint8)
+    held |= {f"{name}_blocks": torch.from_numpy(blocks), f"{name}_scales": torch.from_numpy(powers)}
+    save_file(held, path, {"format": "pt"})
+    _configured(folder, {"quant_method": "mxfp4"})
     experts = from_pretrained(folder).model.model.layers[0].mlp.experts  # type: ignore[union-attr]
     result = experts.gates[1, 32, 3].item()
-    code = (
-        blocks[1, 6, 1, 0] & 15
-    )  # gates and ups alternate; input 32 is the first of the second block
+    # Gates and ups alternate; input 32 is the first of the second block.
+    code = blocks[1, 6, 1, 0] & 15
     value = (0, 0.5, 1, 1.5, 2, 3, 4, 6)[code & 7] * (-1 if code & 8 else 1)
     assert result == value * 2.0 ** (int(powers[1, 6, 1]) - 127)
 
@@ -260,13 +224,10 @@ REFUSED: Dict[str, Tuple[Dict[str, Any], str]] = {
         "to be one of gptq, .*, got 'bitsandbytes'",
     ),
     "three bits": (
-        {"quant_method": "gptq", "bits": 3},
+        {**GPTQ, "bits": 3},
         "expected bits in quantization_config to be 2 or 4 or 8, got 3",
     ),
-    "another order of AWQ": (
-        {"quant_method": "awq", "bits": 4, "version": "gemv"},
-        "expected version .* got 'gemv'",
-    ),
+    "another order of AWQ": ({**AWQ, "version": "gemv"}, "expected version .* got 'gemv'"),
     "quantized caches": (
         {**_of_groups("pack-quantized", num_bits=4), "kv_cache_scheme": {"num_bits": 8}},
         "quantized caches, got bits 4",
@@ -282,10 +243,7 @@ REFUSED: Dict[str, Tuple[Dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_other_quantizations_are_refused_by_name(case: str, tmp_path: Path) -> None:
     folder = _quantized("GPTQ", tmp_path)[0]
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(
-        json.dumps({**config, "quantization_config": REFUSED[case][0]})
-    )
+    _configured(folder, REFUSED[case][0])
     with pytest.raises(ValueError, match=REFUSED[case][1]) as refused:
         from_pretrained(folder)
     assert "\n" not in str(refused.value)
@@ -299,10 +257,7 @@ def test_missing_and_misshapen_parts_are_refused_by_name(tmp_path: Path) -> None
         ({f"{Q}.scales": None}, f"{Q}.scales beside"),
         ({f"{Q}.qzeros": other}, f"expected {Q}.weight in the layout"),
     ):
-        save_file(
-            {name: one for name, one in {**held, **changed}.items() if one is not None},
-            folder / "model.safetensors",
-            {"format": "pt"},
-        )
+        left = {name: one for name, one in {**held, **changed}.items() if one is not None}
+        save_file(left, folder / "model.safetensors", {"format": "pt"})
         with pytest.raises(ValueError, match=message):
             from_pretrained(folder)

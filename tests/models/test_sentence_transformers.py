@@ -4,7 +4,7 @@ cut as that library cuts them, refusals by name.
 
 import json
 from pathlib import Path
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 import pytest
@@ -48,9 +48,8 @@ def theirs(
     lower: bool = False,
 ) -> np.ndarray:
     with torch.no_grad():
-        return torch.stack(
-            [after(pooling(peer(ids_of(text, lower)).last_hidden_state[0])) for text in TEXTS]
-        ).numpy()
+        hidden = [peer(ids_of(text, lower)).last_hidden_state[0] for text in TEXTS]
+        return torch.stack([after(pooling(x)) for x in hidden]).numpy()
 
 
 def ours(path: Path, **how: str) -> np.ndarray:
@@ -71,15 +70,11 @@ def test_each_pooling_equals_its_formula_on_the_hidden_states_of_transformers(
 
 
 def test_a_dense_layer_and_normalization_follow_the_pooling(tmp_path: Path) -> None:
-    peer, weights = (
-        folder(tmp_path, {"pooling_mode_mean_tokens": True}, [DENSE, "Normalize"]),
-        dense_weights(2),
-    )
+    peer = folder(tmp_path, {"pooling_mode_mean_tokens": True}, [DENSE, "Normalize"])
+    weight, bias = dense_weights(2).values()
 
     def after(x: Tensor) -> Tensor:
-        return torch.nn.functional.normalize(
-            torch.tanh(weights["linear.weight"] @ x + weights["linear.bias"]), dim=0
-        )
+        return torch.nn.functional.normalize(torch.tanh(weight @ x + bias), dim=0)
 
     together = ours(tmp_path)
     assert close(together, theirs(peer, POOLINGS["mean"], after))
@@ -111,9 +106,8 @@ def test_text_becomes_lower_case_where_the_folder_says_so(tmp_path: Path) -> Non
 
 def test_prompts_are_put_before_texts_by_name_and_by_default(tmp_path: Path) -> None:
     folder(tmp_path, {"pooling_mode": "mean"})
-    (tmp_path / "config_sentence_transformers.json").write_text(
-        json.dumps({"prompts": {"query": "w9 "}, "default_prompt_name": "query"})
-    )
+    prompts = {"prompts": {"query": "w9 "}, "default_prompt_name": "query"}
+    (tmp_path / MODEL).write_text(json.dumps(prompts))
     export(from_pretrained(tmp_path), "torchscript", tmp_path / "artefact", verify=False)
     model = load(tmp_path / "artefact")
     assert np.array_equal(model.embed(["w5"]), model.embed(["w5"], prompt="query"))
@@ -158,10 +152,12 @@ SPACES = {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel", "add_prefi
 
 @pytest.mark.parametrize(
     ("key", "written"),
-    [
-        *(("do_lower_case", True), ("strip_accents", True), ("tokenize_chinese_chars", True)),
-        ("add_prefix_space", False),
-    ],
+    {
+        "do_lower_case": True,
+        "strip_accents": True,
+        "tokenize_chinese_chars": True,
+        "add_prefix_space": False,
+    }.items(),
 )
 def test_settings_of_a_tokenizer_that_contradict_its_file_are_refused(
     key: str, written: bool
@@ -182,139 +178,70 @@ def _other_type(kind: str) -> Callable[[Any], Any]:
     return lambda modules: [*modules[:-1], {**modules[-1], "type": kind}]
 
 
-REFUSED: Dict[str, Tuple[str, Callable[[Any], Any], str]] = {
-    "an unknown module": (
-        "modules.json",
-        _other_type("sentence_transformers.models.LSTM"),
-        "expected modules Pooling, Dense and Normalize .*, got LSTM",
-    ),
-    "a module of the checkpoint": (
-        "modules.json",
-        _other_type("custom_st.Pooler"),
-        "got 'custom_st.Pooler' at place 2",
-    ),
-    "no modules": (
-        "modules.json",
-        lambda _: [],
-        "expected modules.json with values as its library writes them, .* length >= 1",
-    ),
-    "no encoder first": (
-        "modules.json",
-        lambda modules: modules[1:],
-        "expected Transformer first .*, got 'sentence_transformers.models.Pooling' at place 0",
-    ),
-    "no pooling": (
-        "modules.json",
-        lambda modules: modules[:1],
-        "expected Pooling after Transformer in modules.json, got none",
-    ),
-    "a path outside": (
-        "modules.json",
-        lambda modules: [*modules[:1], {**modules[1], "path": "../other"}],
-        "expected modules within their folder",
-    ),
-    "an unknown pooling": (
-        "1_Pooling/config.json",
-        lambda _: {"pooling_mode": "median"},
-        "expected pooling_mode to be one of cls, .*, got 'median'",
-    ),
-    "pooling without the prompt": (
-        "1_Pooling/config.json",
-        lambda _: {"include_prompt": False},
-        "got include_prompt false",
-    ),
-    "an unknown key": (
-        "1_Pooling/config.json",
-        lambda _: {"pooling_layers": 2},
-        "expected pooling_layers of Pooling to be left out, as it is unknown, got 2; export",
-    ),
-    "another activation": (
-        "2_Dense/config.json",
-        lambda config: {**config, "activation_function": "os.system"},
-        "got 'os.system'",
-    ),
-    "an activation of another package": (
-        "2_Dense/config.json",
-        lambda config: {**config, "activation_function": "custom_st.Tanh"},
-        "got 'custom_st.Tanh'",
-    ),
-    "another activation of torch": (
-        "2_Dense/config.json",
-        lambda config: {**config, "activation_function": "torch.nn.modules.activation.Softplus"},
-        "expected activation_function of Dense to be .*, got 'torch.*Softplus'",
-    ),
-    "a layer on tokens": (
-        "2_Dense/config.json",
-        lambda config: {**config, "module_input_name": "token_embeddings"},
-        "expected Dense from and to sentence_embedding .*'token_embeddings'",
-    ),
-    "a residual": (
-        "2_Dense/config.json",
-        lambda config: {**config, "use_residual": True},
-        "without use_residual",
-    ),
-    "another size": (
-        "2_Dense/config.json",
-        lambda config: {**config, "out_features": 8},
-        r"expected linear.\w+ of Dense with shape \[8.*, got \[7",
-    ),
-    "two poolings": (
-        "1_Pooling/config.json",
-        lambda _: {"pooling_mode": ["mean", "max"]},
-        "expected pooling_mode to be one of cls, mean, lasttoken, got 'mean, max'",
-    ),
-    "a size of 0": (
-        "2_Dense/config.json",
-        lambda config: {**config, "out_features": 0},
-        r"Expected .int. >= 1 - at .\$.out_features",
-    ),
-    "another task": (
-        "sentence_bert_config.json",
-        lambda _: {"transformer_task": "fill-mask"},
-        "got 'fill-mask'",
-    ),
-    "no length": (
-        "sentence_bert_config.json",
-        lambda _: {"max_seq_length": 0},
-        r"Expected .int. >= 1 - at .\$.max_seq_length",
-    ),
-    "no JSON": ("modules.json", lambda _: {}, "modules.json to be a JSON list, got dict"),
-    "two modules of one name": (
-        "modules.json",
-        lambda modules: [*modules[:2], {**modules[2], "name": "1"}],
-        "expected modules of different names, got 0, 1, 1; rename them",
-    ),
-}
+MODULES, POOLING, DENSE_FILE = "modules.json", "1_Pooling/config.json", "2_Dense/config.json"
+UNKNOWN = r"^sentence-transformers: expected \w+ of [^ ]+ to be .*, got .*; export another model$"
 FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
-for _file, _key, _value in (
-    ("modules.json", "revision", "main"),
-    ("modules.json", "kwargs", ["task"]),
-    ("2_Dense/config.json", "dropout", 0.5),
-    (TEXT, "pad_to", 8),
-    (TEXT, "query_length", 32),
-    (TEXT, "processing_kwargs", {"text": {"stride": 2}}),
-    (TEXT, "processing_kwargs", {"chat_template": {"task": "query"}}),
-    (TEXT, "modality_config", {"text": FORWARD, "message": FORWARD}),
-    (TEXT, "tokenizer_args", {"model_max_length": 4}),
-    (MODEL, "truncate_dim", 8),
-    (MODEL, "model_type", "SparseEncoder"),
-):
-    REFUSED[f"{_key} of {_file}: {_value}"] = (
-        _file,
-        lambda values, key=_key, value=_value: (  # type: ignore[misc]
-            [{**module, key: value} for module in values]
-            if isinstance(values, list)
-            else {**values, key: value}
-        ),
-        r"^sentence-transformers: expected \w+ of [^ ]+ to be .*, got .*; export another model$",
-    )
+# A file of the folder, keys that it gets or a function of its values, and the refusal.
+REFUSED: List[Tuple[str, Any, str]] = [
+    (MODULES, _other_type("sentence_transformers.models.LSTM"),
+        "expected modules Pooling, Dense and Normalize .*, got LSTM"),
+    (MODULES, _other_type("custom_st.Pooler"), "got 'custom_st.Pooler' at place 2"),
+    (MODULES, lambda _: [],
+        "expected modules.json with values as its library writes them, .* length >= 1"),
+    (MODULES, lambda modules: modules[1:],
+        "expected Transformer first .*, got 'sentence_transformers.models.Pooling' at place 0"),
+    (MODULES, lambda modules: modules[:1],
+        "expected Pooling after Transformer in modules.json, got none"),
+    (MODULES, lambda modules: [*modules[:1], {**modules[1], "path": "../other"}],
+        "expected modules within their folder"),
+    (MODULES, lambda _: {}, "modules.json to be a JSON list, got dict"),
+    (MODULES, lambda modules: [*modules[:2], {**modules[2], "name": "1"}],
+        "expected modules of different names, got 0, 1, 1; rename them"),
+    (MODULES, {"revision": "main"}, UNKNOWN),
+    (MODULES, {"kwargs": ["task"]}, UNKNOWN),
+    (POOLING, {"pooling_mode": "median"},
+        "expected pooling_mode to be one of cls, .*, got 'median'"),
+    (POOLING, {"pooling_mode": ["mean", "max"]},
+        "expected pooling_mode to be one of cls, mean, lasttoken, got 'mean, max'"),
+    (POOLING, {"include_prompt": False}, "got include_prompt false"),
+    (POOLING, {"pooling_layers": 2},
+        "expected pooling_layers of Pooling to be left out, as it is unknown, got 2; export"),
+    (DENSE_FILE, {"activation_function": "os.system"}, "got 'os.system'"),
+    (DENSE_FILE, {"activation_function": "custom_st.Tanh"}, "got 'custom_st.Tanh'"),
+    (DENSE_FILE, {"activation_function": "torch.nn.modules.activation.Softplus"},
+        "expected activation_function of Dense to be .*, got 'torch.*Softplus'"),
+    (DENSE_FILE, {"module_input_name": "token_embeddings"},
+        "expected Dense from and to sentence_embedding .*'token_embeddings'"),
+    (DENSE_FILE, {"use_residual": True}, "without use_residual"),
+    (DENSE_FILE, {"out_features": 8}, r"expected linear.\w+ of Dense with shape \[8.*, got \[7"),
+    (DENSE_FILE, {"out_features": 0}, r"Expected .int. >= 1 - at .\$.out_features"),
+    (DENSE_FILE, {"dropout": 0.5}, UNKNOWN),
+    (TEXT, {"transformer_task": "fill-mask"}, "got 'fill-mask'"),
+    (TEXT, {"max_seq_length": 0}, r"Expected .int. >= 1 - at .\$.max_seq_length"),
+    (TEXT, {"pad_to": 8}, UNKNOWN),
+    (TEXT, {"query_length": 32}, UNKNOWN),
+    (TEXT, {"processing_kwargs": {"text": {"stride": 2}}}, UNKNOWN),
+    (TEXT, {"processing_kwargs": {"chat_template": {"task": "query"}}}, UNKNOWN),
+    (TEXT, {"modality_config": {"text": FORWARD, "message": FORWARD}}, UNKNOWN),
+    (TEXT, {"tokenizer_args": {"model_max_length": 4}}, UNKNOWN),
+    (MODEL, {"truncate_dim": 8}, UNKNOWN),
+    (MODEL, {"model_type": "SparseEncoder"}, UNKNOWN),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_exported_is_refused_by_name(case: str, tmp_path: Path) -> None:
-    file, change, message = REFUSED[case]
+def _with(values: Any, keys: Any) -> Any:
+    """Return the values of a file with other keys, in each module of a list."""
+    if isinstance(values, list):
+        return [{**module, **keys} for module in values]
+    return {**values, **keys}
+
+
+@pytest.mark.parametrize(("file", "change", "message"), REFUSED)
+def test_what_cannot_be_exported_is_refused_by_name(
+    file: str, change: Any, message: str, tmp_path: Path
+) -> None:
     folder(tmp_path, {"pooling_mode": "mean"}, [DENSE])
-    _rewritten(tmp_path / file, change)
+    _rewritten(tmp_path / file, change if callable(change) else lambda old: _with(old, change))
     with pytest.raises(ValueError, match=message):
         from_pretrained(tmp_path)
 
