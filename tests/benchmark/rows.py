@@ -1,10 +1,12 @@
 """Rows and reports with artificial samples."""
 
-from typing import Any, Sequence
+from typing import Any, Dict, Iterable, Sequence
 
 from posenc_export.benchmark.ratios import spread
 from posenc_export.benchmark.report import Report
 from posenc_export.benchmark.results import Limits, Loaded, Machine, Row, WorkingSet
+
+MODEL = "rope 2x64 0.06M"
 
 
 def row(
@@ -14,47 +16,30 @@ def row(
     tokens: int = 1024,
     **changes: Any,
 ) -> Row:
-    result = spread(samples)
-    fields = {
-        "model": "rope 2x64 0.06M",
+    result, limits = spread(samples), ("least_bytes", "read_bytes_per_second", "share_of_limit")
+    fields: Dict[str, Any] = {
+        **dict.fromkeys(limits),
+        "phase": phase,
+        "tokens": tokens,
+        "contestant": contestant,
+        "model": MODEL,
         "tokens_per_second": 1 / result.median,
-        "least_bytes": None,
-        "read_bytes_per_second": None,
-        "share_of_limit": None,
-    }
-    times = {
         "median_seconds": result.median,
         "p10_seconds": result.low,
         "p90_seconds": result.high,
         "samples_seconds": list(samples),
     }
-    return Row(phase=phase, tokens=tokens, contestant=contestant, **times, **{**fields, **changes})
+    return Row(**{**fields, **changes})
 
 
 def loaded(contestant: str, runtime: str = "artefact") -> Loaded:
-    return Loaded(
-        contestant,
-        "rope 2x64 0.06M",
-        runtime,
-        "ort",
-        "cpu",
-        "float32",
-        "ort",
-        "0" * 64,
-        0.02,
-        0.01,
-        90_000_000,
-    )
+    of_artefact = ("ort", "cpu", "float32", "ort", "0" * 64)
+    return Loaded(contestant, MODEL, runtime, *of_artefact, 0.02, 0.01, 90_000_000)
 
 
-def report(rows: Sequence[Row], other_cores: float = 0.0) -> Report:
+def report(given: Iterable[Row], other_cores: float = 0.0) -> Report:
+    rows = list(given)
     machine = Machine("a processor", 2, 2, {"python": "3.11.0", "numpy": "2.0.0"})
     limits = Limits([WorkingSet(1 << 20, 8e10), WorkingSet(1 << 29, 1e10)], 2e11, 2e-6)
-    return Report(
-        machine,
-        limits,
-        [loaded(name) for name in dict.fromkeys(each.contestant for each in rows)],
-        list(rows),
-        1,
-        other_cores,
-    )
+    contestants = [loaded(name) for name in dict.fromkeys(each.contestant for each in rows)]
+    return Report(machine, limits, contestants, rows, 1, other_cores)

@@ -28,9 +28,8 @@ from tests.models.readouts import sources
 from tests.tiny import block, decoder, encoder
 from tests.traces import exported
 
-pytestmark = pytest.mark.xdist_group(
-    "plain runtimes"
-)  # one worker, so that these models are traced once
+# One worker, so that these models are traced once.
+pytestmark = pytest.mark.xdist_group("plain runtimes")
 MODELS = {
     "rope": decoder("rope"),
     "fox": decoder("fox"),
@@ -40,11 +39,8 @@ MODELS = {
     "encoder": encoder("learned"),
 }
 QUICK = [
-    ("rope", "onnx", "positions"),
-    ("rope", "onnx-static", "positions"),
-    ("rope", "ort", "positions"),
-    ("rope", "ort", "mask"),
-    ("encoder", "onnx", "mask"),
+    *(("rope", target, "positions") for target in ("onnx", "onnx-static", "ort")),
+    *(("rope", "ort", "mask"), ("encoder", "onnx", "mask")),
 ]
 SLOW = [
     (name, target, "positions")
@@ -54,8 +50,12 @@ SLOW = [
 CASES = choice([*QUICK, *SLOW], QUICK)
 
 
-def _made(name: str, target: str, signature: str, folder: Path) -> Path:
+def _made(name: str, target: str, folder: Path, signature: str = "positions") -> Path:
     return exported(folder, MODELS[name], target, signature=signature)
+
+
+def _manifest(name: str, target: str, folder: Path) -> Any:
+    return manifests.read(_made(name, target, folder / "a"))
 
 
 def _python(folder: Path, language: str = "python") -> Dict[str, Any]:
@@ -76,39 +76,31 @@ def _agrees(printed: str, folder: Path) -> bool:
     number of tokens, and four outputs of the last one, in each line.
     """
     session = load(folder, provider="cpu").session()
-    is_block = session.manifest.kind == "block"
-    x = (
-        np.sin(np.outer(np.arange(1, 12), np.arange(1, 49)))[None].astype(session.manifest.dtype)
-        if is_block
-        else np.arange(8)[None]
-    )
-    whole, counts = session.prefill(x), (8, 9, 10, 11) if is_block else (8,)
-    lines = [
-        [float(number) for number in re.sub(r"[\[\]]", " ", line).split()]
-        for line in printed.splitlines()
-    ]
-    return np.allclose(
-        lines, [[count, *whole[0, count - 1, :4].astype(float)] for count in counts], atol=1e-3
-    )
+    x, counts = np.arange(8)[None], [8]
+    if session.manifest.kind == "block":
+        numbers = np.sin(np.outer(np.arange(1, 12), np.arange(1, 49)))
+        x, counts = numbers[None].astype(session.manifest.dtype), [8, 9, 10, 11]
+    whole = session.prefill(x)
+    lines = [re.sub(r"[\[\]]", " ", line).split() for line in printed.splitlines()]
+    wanted = [[count, *whole[0, count - 1, :4].astype(float)] for count in counts]
+    return np.allclose(np.array(lines, float), wanted, atol=1e-3)
 
 
 @pytest.mark.parametrize(("name", "target"), [("cope", "ort"), ("encoder", "onnx")])
 def test_the_python_program_prints_the_outputs_for_the_documented_input(
     name: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    folder = _made(name, target, "positions", tmp_path / "a")
+    folder = _made(name, target, tmp_path / "a")
     _python(folder)["main"](folder)
     assert _agrees(capsys.readouterr().out, folder)
 
 
 def test_a_program_refuses_more_tokens_than_its_caches_hold(tmp_path: Path) -> None:
-    client = _python(_made("rope", "ort", "positions", tmp_path / "a"))
-    with pytest.raises(
-        ValueError, match=r"expected at most 1024 tokens in a row \(CAPACITY\), got 1025"
-    ):
-        client["call"](
-            client["load"](tmp_path / "a"), client["empty"](), np.zeros((1, 5), np.int64), 1020
-        )
+    client = _python(_made("rope", "ort", tmp_path / "a"))
+    graph, ids = client["load"](tmp_path / "a"), np.zeros((1, 5), np.int64)
+    said = r"expected at most 1024 tokens in a row \(CAPACITY\), got 1025"
+    with pytest.raises(ValueError, match=said):
+        client["call"](graph, client["empty"](), ids, 1020)
 
 
 WRONG = {
@@ -124,7 +116,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_program_refuses_a_call_that_the_graph_cannot_compute(case: str, tmp_path: Path) -> None:
     tokens, how, message = WRONG[case]
-    client = _python(_made("rope", "onnx", "positions", tmp_path / "a"))
+    client = _python(_made("rope", "onnx", tmp_path / "a"))
     with pytest.raises(ValueError, match=re.escape(message)):
         graph = client["load"](tmp_path / "a")
         client["call"](graph, client["empty"](), np.array([tokens], np.int64), 0, **how)
@@ -133,12 +125,11 @@ def test_a_program_refuses_a_call_that_the_graph_cannot_compute(case: str, tmp_p
 @pytest.mark.parametrize("language", ["node", "c", "libtorch"])
 def test_a_program_in_each_language_has_the_refusals(language: str, tmp_path: Path) -> None:
     target = "torchscript" if language == "libtorch" else "onnx"
-    text = program(manifests.read(_made("rope", target, "positions", tmp_path / "a")), language)
+    text = program(_manifest("rope", target, tmp_path), language)
     start = "START" if language == "c" else "start"
     below = f"{start} >= 0 &&" if language == "libtorch" else f"{start} < 0 ||"
-    assert below in text and all(
-        rule in text for rule in ("token ids 0 .. ", "positions 0 .. ", "at least one token")
-    )
+    for rule in (below, "token ids 0 .. ", "positions 0 .. ", "at least one token"):
+        assert rule in text
 
 
 def test_a_program_for_products_of_bytes_sets_what_they_need(tmp_path: Path) -> None:
@@ -146,9 +137,8 @@ def test_a_program_for_products_of_bytes_sets_what_they_need(tmp_path: Path) -> 
     for language in ("python", "node", "web", "c"):
         text = program(manifests.read(folder), language)
         assert re.search(r'"session.x64quantprecision"[,:] "1"', text)
-    assert "x64quantprecision" not in program(
-        manifests.read(_made("rope", "ort", "positions", tmp_path / "b")), "python"
-    )
+    plain = manifests.read(_made("rope", "ort", tmp_path / "b"))
+    assert "x64quantprecision" not in program(plain, "python")
 
 
 def test_the_program_for_a_sentence_encoder_prints_the_embedding_of_ids(
@@ -164,36 +154,31 @@ def test_the_program_for_a_sentence_encoder_prints_the_embedding_of_ids(
 def test_the_python_program_gives_the_outputs_of_a_session(
     name: str, target: str, signature: str, tmp_path: Path
 ) -> None:
-    model = load(_made(name, target, signature, tmp_path / "a"), provider="cpu")
+    model = load(_made(name, target, tmp_path / "a", signature), provider="cpu")
     client, x, held, result = _python(tmp_path / "a"), _prompt(model.manifest), 0, []
     graph, states = client["load"](tmp_path / "a"), client["empty"]()
     for new in (6, 1, 2) if states else (9,):
         output, states = client["call"](graph, states, x[:, held : held + new], held)
         result.append(output)
         held += new
-    whole = model.session().prefill(x)
-    wanted = (
-        whole[:, [5, 6, 8]] if model.manifest.input("logits_index") else whole
-    )  # the last token of each call
+    wanted = model.session().prefill(x)
+    if model.manifest.input("logits_index"):
+        wanted = wanted[:, [5, 6, 8]]  # the last token of each call
     assert worst_error(np.concatenate(result, axis=1), wanted) <= model.manifest.reference.tolerance
 
 
 def test_the_python_program_decodes_the_same_text(tmp_path: Path) -> None:
-    folder = _made("rope", "ort", "positions", tmp_path / "a")
+    folder = _made("rope", "ort", tmp_path / "a")
     client, session = _python(folder), load(folder, provider="cpu").session()
-    assert client["generate"](client["load"](folder), [5, 7, 9], 12) == [
-        int(token[0]) for token in session.generate([[5, 7, 9]], 12)
-    ]
+    wanted = [int(token[0]) for token in session.generate([[5, 7, 9]], 12)]
+    assert client["generate"](client["load"](folder), [5, 7, 9], 12) == wanted
 
 
 @pytest.mark.parametrize(
     ("language", "target"),
     [
-        ("reference", "onnx"),
-        ("reference", "onnx-static"),
-        ("openvino", "ort"),
-        ("openvino", "onnx"),
-        ("tract", "onnx"),
+        *(("reference", "onnx"), ("reference", "onnx-static")),
+        *(("openvino", "ort"), ("openvino", "onnx"), ("tract", "onnx")),
     ],
 )
 def test_the_program_for_a_library_gives_the_outputs_of_a_session(
@@ -201,7 +186,7 @@ def test_the_program_for_a_library_gives_the_outputs_of_a_session(
 ) -> None:
     if language != "reference":  # which is in onnx
         pytest.importorskip(language, reason=f"{language} is not installed")
-    model = load(_made("rope", target, "positions", tmp_path / "a"), provider="cpu")
+    model = load(_made("rope", target, tmp_path / "a"), provider="cpu")
     client, x = _python(tmp_path / "a", language), _prompt(model.manifest)
     graph = client["load"](tmp_path / "a")
     first, states = client["call"](graph, client["empty"](), x[:, :7], 0)
@@ -242,9 +227,9 @@ def test_a_compiled_or_node_program_gives_the_tokens_or_outputs_of_a_session(
 
 
 STARTS = {
-    "positions of tokens": ("rope", "onnx", "positions"),
-    "rows counted by the graph": ("rope", "ort", "positions"),
-    "a mask": ("rope", "onnx", "mask"),
+    "positions of tokens": ("onnx", "positions"),
+    "rows counted by the graph": ("ort", "positions"),
+    "a mask": ("onnx", "mask"),
 }
 SAID = {
     "rows counted by the graph": "The graph counts the tokens of a row",
@@ -257,19 +242,18 @@ SAID = {
 def test_a_program_takes_a_start_only_where_the_graph_does(
     language: str, case: str, tmp_path: Path
 ) -> None:
-    text = program(manifests.read(_made(*STARTS[case], tmp_path / "a")), language)
-    takes = (
-        "#define START 0" if language == "c" else "start = 0" if language != "python" else "start=0"
-    )
-    assert (takes in text) == (case not in SAID) and all(
-        (said in text) == (name == case) for name, said in SAID.items()
-    )
+    target, signature = STARTS[case]
+    folder = _made("rope", target, tmp_path / "a", signature)
+    text = program(manifests.read(folder), language)
+    takes = {"c": "#define START 0", "python": "start=0"}.get(language, "start = 0")
+    assert (takes in text) == (case not in SAID)
+    assert all((said in text) == (name == case) for name, said in SAID.items())
 
 
 def test_a_program_in_another_language_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    folder = str(_made("rope", "onnx", "positions", tmp_path / "a"))
+    folder = str(_made("rope", "onnx", tmp_path / "a"))
     names = "python, openvino, tract, reference, node, web, c, libtorch"
     assert main(["inspect", folder, "--runtime", "cobol"]) == 2
     assert f"expected runtime to be one of {names}, got 'cobol'" in capsys.readouterr().err
@@ -281,29 +265,20 @@ CALLS = {"decode": ("rope", "FOLDER COUNT TOKEN..."), "run": ("cope", "FOLDER")}
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize(
-    "language",
-    [
-        "python",
-        pytest.param(
-            "node",
-            marks=pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed"),
-        ),
-    ],
-)
+@pytest.mark.parametrize("language", ["python", "node"])
 def test_a_program_without_arguments_or_its_folder_prints_one_line(
     name: str, language: str, tmp_path: Path
 ) -> None:
     model, arguments = CALLS[name]
     command, suffix = (sys.executable, ".py") if language == "python" else ("node", ".mjs")
-    package = (
-        tmp_path / "node_modules" / "onnxruntime-node"
-    )  # empty: it is imported before the arguments are read
+    if shutil.which(command) is None:
+        pytest.skip("node is not installed")
+    # Empty: it is imported before the arguments are read.
+    package = tmp_path / "node_modules" / "onnxruntime-node"
     package.mkdir(parents=True)
     (package / "index.js").touch()
-    (tmp_path / f"{name}{suffix}").write_text(
-        program(manifests.read(_made(model, "ort", "positions", tmp_path / "a")), language)
-    )
+    text = program(_manifest(model, "ort", tmp_path), language)
+    (tmp_path / f"{name}{suffix}").write_text(text)
     refusals = {
         (): f"usage: {language} {name}{suffix} {arguments}",
         ("nowhere", "4", "5"): "expected a folder with model.onnx, got nowhere",
@@ -326,36 +301,20 @@ WEIRD = [
 
 @pytest.mark.parametrize("config", WEIRD)
 def test_the_summary_accepts_any_description(config: Any, tmp_path: Path) -> None:
-    manifest = manifests.read(_made("rope", "onnx", "positions", tmp_path / "a")).replace(
-        config=config
-    )
-    assert summary(manifest)["positions"] == "0 .. 1099" and set(summary(manifest)) == {
-        *"model encoding sizes positions".split()
-    }
+    lines = summary(_manifest("rope", "onnx", tmp_path).replace(config=config))
+    assert lines["positions"] == "0 .. 1099"
+    assert set(lines) == {*"model encoding sizes positions".split()}
 
 
 def test_a_description_cannot_put_code_into_a_program(tmp_path: Path) -> None:
-    hostile = {
-        "kind": "decoder",
-        "order": ["a"],
-        "layers": {
-            "a": {
-                "attention": {
-                    "encodings": [{"name": '"""\nraise SystemExit\n"""\u2028*/', "x": "\x1b[2J"}]
-                }
-            }
-        },
-    }
-    manifest = manifests.read(_made("rope", "onnx", "positions", tmp_path / "a")).replace(
-        config=hostile
-    )
+    encoding = {"name": '"""\nraise SystemExit\n"""\u2028*/', "x": "\x1b[2J"}
+    layers = {"a": {"attention": {"encodings": [encoding]}}}
+    hostile = {"kind": "decoder", "order": ["a"], "layers": layers}
+    manifest = _manifest("rope", "onnx", tmp_path).replace(config=hostile)
     wanted = "encoding: ????raise SystemExit???????:x=??2J in 1 of 1 layers"
     for language in set(LANGUAGES) - {"libtorch"}:
-        assert (
-            wanted in program(manifest, language)
-            and program(manifest, language).isascii()
-            and "\x1b" not in program(manifest, language)
-        )
+        text = program(manifest, language)
+        assert wanted in text and text.isascii() and "\x1b" not in text
 
 
 @pytest.mark.parametrize("name", ['"); raise SystemExit', "a\\", "a\nb", "é", ""])
@@ -363,7 +322,7 @@ def test_a_description_cannot_put_code_into_a_program(tmp_path: Path) -> None:
 def test_a_name_that_could_end_a_string_of_a_program_is_refused(
     field: str, name: str, tmp_path: Path
 ) -> None:
-    manifest = manifests.read(_made("rope", "onnx", "positions", tmp_path / "a"))
+    manifest = _manifest("rope", "onnx", tmp_path)
     first, *others = getattr(manifest, field)
     changed = msgspec.structs.replace(first, **{"name" if field == "outputs" else "past": name})
     with pytest.raises(ValueError, match="expected names of letters, digits, _ and . for --run"):
@@ -374,9 +333,8 @@ def test_a_name_that_could_end_a_string_of_a_program_is_refused(
 def test_inspect_prints_the_program(
     language: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    folder = _made(
-        "rope", "torchscript" if language == "libtorch" else "ort", "positions", tmp_path / "a"
-    )
+    target = "torchscript" if language == "libtorch" else "ort"
+    folder = _made("rope", target, tmp_path / "a")
     assert main(["inspect", str(folder), "--runtime", language]) == 0
     assert capsys.readouterr().out == program(manifests.read(folder), language)
 
@@ -384,12 +342,10 @@ def test_inspect_prints_the_program(
 def test_an_artefact_of_a_torch_target_has_no_python_program(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    folder = _made("rope", "torchscript", "positions", tmp_path / "a")
+    folder = _made("rope", "torchscript", tmp_path / "a")
     assert main(["inspect", str(folder), "--runtime", "python"]) == 2
-    assert (
-        "expected an artefact with model.onnx for --runtime, got target torchscript"
-        in capsys.readouterr().err
-    )
+    said = "expected an artefact with model.onnx for --runtime, got target torchscript"
+    assert said in capsys.readouterr().err
 
 
 def test_a_model_whose_coordinates_are_no_positions_has_no_program(tmp_path: Path) -> None:
@@ -409,7 +365,6 @@ def test_programs_and_pages_fill_inputs_of_the_table() -> None:
 
 
 def test_the_doc_string_of_a_state_gives_its_initial_value(tmp_path: Path) -> None:
-    said = meanings_of(manifests.read(_made("rope", "onnx-static", "positions", tmp_path / "a")))
-    assert said["past_positions"].endswith("First call: all slots hold -1.") and said[
-        "past_key_values.0.key"
-    ].endswith("First call: all slots hold 0.")
+    said = meanings_of(_manifest("rope", "onnx-static", tmp_path))
+    for name, value in {"past_positions": -1, "past_key_values.0.key": 0}.items():
+        assert said[name].endswith(f"First call: all slots hold {value}.")

@@ -14,19 +14,12 @@ from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime import load, verify
 from posenc_export.runtime.artefact import rules
-from posenc_export.shared.numerics import (
-    HEADROOM,
-    cache_noise,
-    rounding_tolerance,
-    tolerance,
-    worst_error,
-)
+from posenc_export.shared import numerics
+from posenc_export.shared.numerics import HEADROOM, tolerance, worst_error
 from tests.tiny import block
 
 BLOCK = block_config(64, 4, 128, kv_heads=2, head_size=16, encoding={"name": "rope"})
-BYTES = decoder_config(
-    256, 2, 96, block_config(64, 4, 128, kv_heads=2, head_size=16, encoding={"name": "rope"})
-)
+BYTES = decoder_config(256, 2, 96, BLOCK)
 
 
 def test_the_scale_of_a_channel_maps_its_largest_value_with_headroom_to_the_last_code(
@@ -34,18 +27,13 @@ def test_the_scale_of_a_channel_maps_its_largest_value_with_headroom_to_the_last
 ) -> None:
     model = seeded(block_config(24, 2, 64, encoding={"name": "nope"}))
     sample = samples.read(_hidden(tmp_path, 24), model)
-    projected = (
-        sample.windows.reshape(-1, 24).astype(np.float64)
-        @ model.attention.projection.qkv.weight.detach().double().numpy().T
-    )  # type: ignore[union-attr,operator]
+    weight: Any = model.attention.projection.qkv.weight  # type: ignore[union-attr]
+    projected = sample.windows.reshape(-1, 24) @ weight.detach().double().numpy().T
     result = calibration.cache_scales(model, sample)
+    largest = np.abs(projected).max(0).reshape(3, 2, 12)  # of queries, keys and values
     for part, name in ((1, "key"), (2, "value")):
-        wanted = (
-            HEADROOM / 127 * np.abs(projected[:, part * 24 : (part + 1) * 24]).max(0).reshape(2, 12)
-        )
-        assert worst_error(result[f"past_key_values.0.{name}"], wanted) <= tolerance(
-            "float32", 1, 24
-        )
+        error = worst_error(result[f"past_key_values.0.{name}"], HEADROOM / 127 * largest[part])
+        assert error <= tolerance("float32", 1, 24)
 
 
 def test_windows_are_placed_over_the_whole_range_of_positions(tmp_path: Path) -> None:
@@ -53,31 +41,21 @@ def test_windows_are_placed_over_the_whole_range_of_positions(tmp_path: Path) ->
     x = np.zeros((4096, 16), np.float32)
     x[:, 0] = 1.0
     np.save(tmp_path / "x.npy", x)
-    result = calibration.cache_scales(model, samples.read(tmp_path / "x.npy", model))[
-        "past_key_values.0.key"
-    ][0]
+    scales = calibration.cache_scales(model, samples.read(tmp_path / "x.npy", model))
     key = model.attention.projection.qkv.weight.detach().numpy()[16:32, 0]  # type: ignore[union-attr,operator]
-    pairs = np.hypot(key[:8], key[8:])
+    wanted = HEADROOM / 127 * np.hypot(key[:8], key[8:])
     # Pairs that rotate by at least half a turn within the range, so that both channels reach the
     # length of the pair.
-    turning = slice(0, 5)
-    np.testing.assert_allclose(
-        result.reshape(2, 8)[:, turning], np.tile(HEADROOM / 127 * pairs[turning], (2, 1)), rtol=0.1
-    )
+    for channels in scales["past_key_values.0.key"][0].reshape(2, 8):
+        np.testing.assert_allclose(channels[:5], wanted[:5], rtol=0.1)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the artefact of a block with an 8-bit cache."""
     folder = tmp_path_factory.mktemp("block")
-    export(
-        seeded(BLOCK),
-        "ort",
-        folder / "made",
-        verify=False,
-        calibrate=_hidden(folder, 64),
-        cache="int8",
-    )
+    how: Any = {"calibrate": _hidden(folder, 64), "cache": "int8"}
+    export(seeded(BLOCK), "ort", folder / "made", verify=False, **how)
     return folder / "made"
 
 
@@ -92,11 +70,9 @@ def test_outputs_with_an_8_bit_cache_are_within_the_tolerance_of_the_module(made
         *(session.step(x[:, index])[:, None] for index in range(30, 40)),
     ]
     wanted = eager_session(model).prefill(x[:1])
-    assert (
-        0
-        < worst_error(np.concatenate(steps, 1)[0], wanted[0])
-        <= rounding_tolerance(cache_noise(0, manifest.calibration.tokens))
-    )
+    noise = numerics.cache_noise(0, manifest.calibration.tokens)
+    error = worst_error(np.concatenate(steps, 1)[0], wanted[0])
+    assert 0 < error <= numerics.rounding_tolerance(noise)
 
 
 @pytest.mark.exhaustive
@@ -105,15 +81,8 @@ def test_outputs_with_an_8_bit_cache_are_within_the_tolerance_of_the_module(made
 def test_a_decoder_is_verified_with_float32_and_with_8_bit_caches(
     weights: str, signature: str, tmp_path: Path
 ) -> None:
-    manifest = export(
-        seeded(BYTES),
-        "ort",
-        tmp_path / "made",
-        signature,
-        weights=weights,
-        calibrate=_text(tmp_path),
-        cache="int8",
-    )
+    how: Any = {"weights": weights, "calibrate": _text(tmp_path), "cache": "int8"}
+    manifest = export(seeded(BYTES), "ort", tmp_path / "made", signature, **how)
     assert manifest.certificate is not None and manifest.certificate["passed"]
     result = manifest.quality
     assert result is not None and 0 < result.error and result.exact <= result.exact_tolerance
@@ -123,29 +92,19 @@ def test_a_decoder_is_verified_with_float32_and_with_8_bit_caches(
 @pytest.mark.parametrize("signature", ["positions", "mask"])
 @pytest.mark.parametrize("name", ["alibi", "t5", "rope-partial", "xpos", "learned", "fire"])
 def test_blocks_are_verified(name: str, signature: str, tmp_path: Path) -> None:
-    config = block(name)
-    manifest = export(
-        seeded(config),
-        "ort",
-        tmp_path / "made",
-        signature,
-        calibrate=_hidden(tmp_path, config.width),
-        cache="int8",
-    )
+    how: Any = {"calibrate": _hidden(tmp_path, 48), "cache": "int8"}
+    manifest = export(seeded(block(name)), "ort", tmp_path / "made", signature, **how)
     assert manifest.certificate is not None and manifest.certificate["passed"]
 
 
 def _hidden(folder: Path, width: int) -> Path:
-    np.save(
-        folder / "x.npy", np.random.default_rng(0).standard_normal((2048, width)).astype(np.float32)
-    )
+    numbers = np.random.default_rng(0).standard_normal((2048, width))
+    np.save(folder / "x.npy", numbers.astype(np.float32))
     return folder / "x.npy"
 
 
 def _text(folder: Path) -> Path:
-    (folder / "text").write_bytes(
-        np.random.default_rng(0).integers(0, 256, 4096).astype(np.uint8).tobytes()
-    )
+    (folder / "text").write_bytes(np.random.default_rng(0).bytes(4096))
     return folder / "text"
 
 
@@ -180,26 +139,15 @@ def test_an_unsupported_combination_is_refused(given: dict, message: str, tmp_pa
 
 @pytest.mark.exhaustive
 def test_a_cache_that_content_scores_read_is_refused(tmp_path: Path) -> None:
-    config: Any = block("cope")
-    with pytest.raises(
-        ValueError,
-        match=r"expected every cache to be read by GroupQueryAttention or CachedAttention alone "
-        r"for cache int8, got past_key_values.0.key .* cope",
-    ):
-        export(
-            seeded(config),
-            "ort",
-            tmp_path / "made",
-            verify=False,
-            calibrate=_hidden(tmp_path, config.width),
-            cache="int8",
-        )
+    said = "read by GroupQueryAttention or CachedAttention alone for cache int8, got .* cope"
+    how: Any = {"calibrate": _hidden(tmp_path, 48), "cache": "int8"}
+    with pytest.raises(ValueError, match=said):
+        export(seeded(block("cope")), "ort", tmp_path / "made", verify=False, **how)
 
 
 def test_a_manifest_with_8_bit_states_must_name_the_cache_format(made: Path) -> None:
-    with pytest.raises(
-        ValueError, match="int8 states exactly with cache int8, for target ort or ort-native"
-    ):
+    said = "int8 states exactly with cache int8, for target ort or ort-native"
+    with pytest.raises(ValueError, match=said):
         rules.check(load(made, provider="cpu").manifest.replace(cache=""))
 
 
@@ -210,12 +158,8 @@ def test_the_benchmark_counts_one_byte_per_number_of_an_8_bit_cache(made: Path) 
 
 @pytest.mark.parametrize("encoding", ["rope", "alibi"])
 def test_an_artefact_with_8_bit_caches_passes_every_check(encoding: str, tmp_path: Path) -> None:
-    sample = tmp_path / "sample.txt"
-    content = np.random.default_rng(0).integers(0, 256, 2048).astype(np.uint8)
-    sample.write_bytes(content.tobytes())
-    block = block_config(32, 2, 64, encoding={"name": encoding})
-    model = seeded(decoder_config(256, 1, 32, block))
-    folder = tmp_path / "made"
-    export(model, "ort", folder, cache="int8", calibrate=sample, verify="quick")
+    attention = block_config(32, 2, 64, encoding={"name": encoding})
+    model, folder = seeded(decoder_config(256, 1, 32, attention)), tmp_path / "made"
+    export(model, "ort", folder, cache="int8", calibrate=_text(tmp_path), verify="quick")
     certificate = verify(folder, "cpu", quick=True)
     assert certificate["passed"] and {"indices", "operators"} <= certificate["checks"].keys()
