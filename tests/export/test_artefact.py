@@ -110,6 +110,7 @@ def test_export_takes_the_fields_of_its_options_with_their_defaults() -> None:
 def test_options_are_checked_without_a_model() -> None:
     for options, rule in (
         (ExportOptions(tolerance=1.5), "tolerance"),
+        (ExportOptions(max_loss=0.5), "at least 1, the perplexity of float32, got 0.5"),
         (ExportOptions(cache="int8"), "calibration data"),
         (ExportOptions("masks"), "did you mean mask"),
     ):

@@ -18,7 +18,6 @@ from posenc_export.export.quantization import grid, samples
 from posenc_export.models.presets import load_preset, seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.models.stack import Text
-from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.records import Quality, Weights
 from posenc_export.runtime.artefact.summary import summary
 from tests.traces import sources
@@ -113,7 +112,7 @@ def test_a_text_for_a_model_that_reads_none_is_refused(tmp_path: Path) -> None:
         samples.with_text(None, tmp_path / "text", seeded(IDS))
 
 
-def _loss() -> Tuple[quality.Loss, Manifest]:
+def _loss() -> Tuple[quality.Loss, Any]:
     """Return that of an artefact whose logits are all 0, on text, and its manifest."""
     result, following = quality.Loss(1.0), np.arange(40)[None]
     expected = np.eye(256, dtype=np.float32)[following]
@@ -164,13 +163,6 @@ def test_an_artefact_that_loses_too_much_is_not_written(
     ):
         export(load_preset("small-alibi"), "ort", tmp_path / "made", weights="int4")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_largest_loss_below_1_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match="expected max_loss to be at least 1, the perplexity of float32, got 0.5"
-    ):
-        export(seeded(IDS), "ort", tmp_path / "made", weights="int4", max_loss=0.5)
 
 
 def _with_tokenizer() -> Any:
