@@ -72,7 +72,7 @@ OPTIONS: Table = {
     ),
     "--weights": option(
         "int8, int8-32, int4 or int4-128: format of linear layers and token table in few bits; "
-        "keep: the blocks of a GGUF file, on target ort",
+        "keep: the codes of a checkpoint in few bits, on ort, ort-native and ort-cuda",
         metavar="FORMAT",
     ),
     "--cache": option(
@@ -106,7 +106,7 @@ OPTIONS: Table = {
     ),
     "--size": option(
         "most megabytes (10^6 bytes) of graph and weights: 4 or 8 bits for each weight, where "
-        "they lose least on the calibration data; on target ort",
+        "they lose least on the calibration data; on ort and ort-native",
         type=float,
         metavar="MB",
     ),
