@@ -31,9 +31,8 @@ GROUP = pytest.mark.xdist_group("quality")
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Quality:
     """Figures of an artefact of a decoder of bytes."""
-    result = export(
-        sources(BYTES), "ort", tmp_path_factory.mktemp("quality") / "made", weights="int4"
-    ).quality
+    folder = tmp_path_factory.mktemp("quality") / "made"
+    result = export(sources(BYTES), "ort", folder, weights="int4").quality
     assert result is not None
     return result
 

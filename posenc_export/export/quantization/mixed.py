@@ -192,7 +192,7 @@ def _choices(parts: Sequence[Tuple[Use, Sensitivity]]) -> List[Choice]:
     kept: List[Choice] = []
     for choice in choices:
         if not kept or choice.loss < kept[-1].loss:
-            if kept and kept[-1].bytes == choice.bytes:
+            while kept and kept[-1].bytes >= choice.bytes:  # blocks may be longer than a row
                 kept.pop()
             while len(kept) > 1 and _gain(kept[-2], kept[-1]) <= _gain(kept[-2], choice):
                 kept.pop()

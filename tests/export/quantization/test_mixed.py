@@ -36,6 +36,12 @@ def test_a_larger_size_gives_weights_more_bits_until_all_have_8(sample: Sample) 
     assert set(chosen[2].values()) == {"int8-32"}
 
 
+def test_rows_that_no_block_of_128_fills_get_shorter_blocks() -> None:
+    model = seeded(decoder_config(256, 1, 96, block_config(80, 4, 32)))
+    formats = mixed.formats_within(model, samples.of_text(TEXT, model), 10.0)
+    assert set(formats.values()) == {"int8-32"}
+
+
 def test_the_weight_that_loses_most_for_its_bytes_gets_the_larger_format() -> None:
     small, large, cheap = (
         [Choice("int4", 100, loss), Choice("int8-32", 100 + more, 0.0)]
@@ -49,9 +55,8 @@ def test_the_estimated_loss_of_small_errors_is_that_of_gaussian_noise_on_the_out
     sample: Sample,
 ) -> None:
     head = MODEL.head.linear
-    [(_, sensitivity), *_] = mixed._measured(MODEL, sample, {"head": [Use(head.weight, True)]})[
-        "head"
-    ]
+    uses = {"head": [Use(head.weight, True)]}
+    [(_, sensitivity), *_] = mixed._measured(MODEL, sample, uses)["head"]
     rows = torch.arange(head.out_features)
     errors = 0.01 * torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(0))
     window = torch.from_numpy(sample.windows[:8])
@@ -61,10 +66,8 @@ def test_the_estimated_loss_of_small_errors_is_that_of_gaussian_noise_on_the_out
         changes = []
         for sign in (1, -1):  # the mean over both signs has no term of first order
             noisy.head.linear.weight = torch.nn.Parameter(head.weight + sign * errors)
-            changes.append(
-                float(sum(mixed._cross_entropy(noisy, row[None]) for row in window) - plain)
-                / window.numel()
-            )
+            more = sum(mixed._cross_entropy(noisy, row[None]) for row in window) - plain
+            changes.append(float(more) / window.numel())
     assert sensitivity.loss(errors, rows) == pytest.approx(np.mean(changes), rel=0.5)
 
 
