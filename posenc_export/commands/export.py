@@ -6,14 +6,19 @@ import shlex
 from pathlib import Path
 from typing import Any, Dict, List
 
-from posenc_export.commands.model_argument import CALLABLE, model_of
-from posenc_export.commands.options import PART, Group, Table, block_options, nearest_model, option
+from posenc_export.commands.model_argument import (
+    OF_BLOCK,
+    OF_CHECKPOINT,
+    OF_MODULE,
+    arguments_of,
+    model_of,
+)
+from posenc_export.commands.options import Group, Table, option
 from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
 from posenc_export.runtime.artefact import rules, tokenizer
 from posenc_export.runtime.artefact.chat_template import has_template
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.schema import TARGETS
-from posenc_export.shared.preset_folders import NAMES
 from posenc_export.shared.progress import Step
 from posenc_export.shared.suggestion import check_name
 
@@ -21,35 +26,6 @@ from posenc_export.shared.suggestion import check_name
 PROGRAMS = {"model.onnx": ("python", "run.py"), "model.pt": ("libtorch", "run.cpp")}
 # Options that are fields of ExportOptions with the same meaning.
 SETTINGS = "signature dtype weights calibrate cache tolerance text max_loss size".split()
-OF_CHECKPOINT: Table = {
-    "--part": option(PART, choices=("encoder", "decoder")),
-    "--no-head": dict(
-        action="store_false",
-        dest="head",
-        default=None,
-        help="export hidden states in place of what a head or pooling computes",
-    ),
-}
-OF_MODULE: Table = {
-    "--example": option(
-        "an input of the module: token ids [B,S], or float32 hidden states [B,S,E] (default: ids "
-        "of the embedding that forward begins with, or what the function returns after the module)",
-        type=Path,
-        metavar="FILE.npy",
-    ),
-    "--positions": option(
-        "argument of forward that takes positions [B,S] (default: it counts them)", metavar="NAME"
-    ),
-    "--axes": option(
-        "number of coordinates of each token, if this argument takes them [axes,B,S]",
-        type=int,
-        metavar="N",
-    ),
-    "--output-name": option(
-        "output of a forward that returns several (default: the first with a row for each token)",
-        metavar="NAME",
-    ),
-}
 OPTIONS: Table = {
     "model": option(
         "a preset, a folder with a checkpoint, a GGUF file, the word block, or "
@@ -120,7 +96,7 @@ OPTIONS: Table = {
         action="store_true",
     ),
     "--no-verify": option("write without a certificate", action="store_true"),
-    "options of a block": Group("", block_options()),
+    "options of a block": Group("", OF_BLOCK),
     "options of a checkpoint": Group("", OF_CHECKPOINT),
     "options of a module of your own": Group(
         "package.module:name, a torch module that is read as it is, with --max-positions N and, "
@@ -132,14 +108,16 @@ OPTIONS: Table = {
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns 0, or 1 if an artefact does not agree, or one of several fails."""
-    _check_words(options)
+    for target in options.target:
+        check_name("export: expected target", target, TARGETS)
+    kind, chosen = arguments_of(options)  # before torch is imported, which takes seconds
     from posenc_export.export import Sources, VerificationError, check_export, export_all, folders
 
     targets = list(dict.fromkeys(options.target))
     settings = _settings(options)
     check_export(targets, options.output, settings)
     options.say(Step(f"reading {options.model}"))
-    sources = Sources(model_of(options), owned=True)
+    sources = Sources(model_of(kind, options.model, chosen), owned=True)
     failed: Dict[str, Exception] = {}
     tolerated = None if options.all_or_none or len(targets) == 1 else failed
     try:
@@ -209,21 +187,6 @@ def _running(path: Path, manifest: Manifest) -> str:
         language, program = PROGRAMS[rules.graph_file(manifest)]
         return f"posenc inspect {folder} --runtime {language} > {program}"
     return ""
-
-
-def _check_words(options: argparse.Namespace) -> None:
-    """Check what needs no torch, whose import takes seconds. Raise ValueError."""
-    for target in options.target:
-        check_name("export: expected target", target, TARGETS)
-    model, path = options.model, Path(options.model)
-    known = (*NAMES, "block")
-    if model in known or CALLABLE.match(model) or path.is_dir() or path.suffix == ".gguf":
-        return
-    raise ValueError(
-        "export: expected model to be block, a folder with a checkpoint, a GGUF file, "
-        f"package.module:function, or one of {', '.join(NAMES)}, got {model!r}; "
-        f"{nearest_model(model, known)}"
-    )
 
 
 def _quality(manifest: Manifest) -> Dict[str, Any]:

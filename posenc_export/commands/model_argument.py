@@ -7,9 +7,9 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
-from posenc_export.commands.options import BLOCK, check_only, chosen_of
+from posenc_export.commands.options import Table, nearest_model, option
 from posenc_export.commands.terminal import note
 from posenc_export.models.folder_files import CACHED
 from posenc_export.shared.foreign import explained
@@ -17,42 +17,129 @@ from posenc_export.shared.preset_folders import NAMES
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
 
-OF_CHECKPOINT = ("max_positions", "part", "head")
-OF_MODULE = ("max_positions", "attention", "example", "positions", "output_name", "axes")
-NAMED = (*BLOCK, *OF_CHECKPOINT, *OF_MODULE[2:])
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
 LONGEST_NAME = 128
+# None if not given: a preset refuses even the default.
+OF_BLOCK: Table = {
+    "--encoding": option(
+        "position encoding, NAME or NAME:PARAMETER=VALUE,...; see posenc list (default: rope)"
+    ),
+    "--width": option("size of the hidden states (default: 512)", type=int),
+    "--heads": option("number of query heads (default: 8)", type=int),
+    "--kv-heads": option(
+        "number of key and value heads, a divisor of heads (default: as many as heads)", type=int
+    ),
+    "--head-size": option("size of one head (default: width divided by heads)", type=int),
+    "--max-positions": option(
+        "N: positions are 0 .. N-1, and a cache holds at most N tokens; on a grid, N bounds the "
+        "tokens of an image and each coordinate (196 for 14 x 14; default: 4096; for a checkpoint, "
+        "the value in its config.json)",
+        type=int,
+    ),
+    "--attention": option(
+        "causal: a token sees itself and earlier tokens, with a cache; bidirectional: every call "
+        "is a whole sequence, without a cache (default: causal)",
+        choices=("causal", "bidirectional"),
+    ),
+    "--seed": option("seed of the random weights (default: 0)", type=int),
+}
+OF_CHECKPOINT: Table = {
+    "--part": option(
+        "encoder or decoder of a model that has both (T5, BART)", choices=("encoder", "decoder")
+    ),
+    "--no-head": option(
+        "export hidden states in place of what a head or pooling computes", action="store_true"
+    ),
+}
+OF_MODULE: Table = {
+    "--example": option(
+        "an input of the module: token ids [B,S], or float32 hidden states [B,S,E] (default: ids "
+        "of the embedding that forward begins with, or what the function returns after the module)",
+        type=Path,
+        metavar="FILE.npy",
+    ),
+    "--positions": option(
+        "argument of forward that takes positions [B,S] (default: it counts them)", metavar="NAME"
+    ),
+    "--axes": option(
+        "number of coordinates of each token, if this argument takes them [axes,B,S]",
+        type=int,
+        metavar="N",
+    ),
+    "--output-name": option(
+        "output of a forward that returns several (default: the first with a row for each token)",
+        metavar="NAME",
+    ),
+}
+# The options that a kind of model takes.
+BLOCK, PRESET, CHECKPOINT, MODULE = "a block", "a preset", "a checkpoint", "a module of your own"
+TAKEN = {
+    BLOCK: OF_BLOCK.keys(),
+    PRESET: (),
+    CHECKPOINT: ("--max-positions", *OF_CHECKPOINT),
+    MODULE: ("--max-positions", "--attention", *OF_MODULE),
+}
 
 
-def model_of_block(chosen: Dict[str, Any]) -> Any:
-    """Return the block that the options describe. Raise ValueError for others."""
+def arguments_of(options: argparse.Namespace) -> Tuple[str, Dict[str, Any]]:
+    """Return the kind of the model that the arguments name, and its options by name. Raise
+    ValueError for a model that does not exist, and options of another kind.
+    """
+    kind, chosen = _kind_of(options.model), {}
+    for text in (*OF_BLOCK, *OF_CHECKPOINT, *OF_MODULE):
+        name = text.removeprefix("--").replace("-", "_")
+        value = getattr(options, name)
+        if value is None or value is False:
+            continue
+        if text not in TAKEN[kind]:
+            none = f"no options of a block or checkpoint for {options.model}"
+            rule = f"options of {kind}" if TAKEN[kind] else none
+            raise refusal("export", rule, text, "leave it out or choose another model")
+        chosen[name] = value
+    return kind, chosen
+
+
+def _kind_of(model: str) -> str:
+    path, known = Path(model), (*NAMES, "block")
+    if model in known:
+        return PRESET if model in NAMES else BLOCK
+    if path.is_dir() or path.suffix == ".gguf":
+        return CHECKPOINT
+    if CALLABLE.match(model) and not path.exists():
+        return MODULE
+    raise ValueError(
+        "export: expected model to be block, a folder with a checkpoint, a GGUF file, "
+        f"package.module:function, or one of {', '.join(NAMES)}, got {model!r}; "
+        f"{nearest_model(model, known)}"
+    )
+
+
+def model_of(kind: str, model: str, chosen: Dict[str, Any]) -> Any:
+    """Return the model of `arguments_of`."""
+    from posenc_export.models.presets import load_preset
+
+    if kind == PRESET:
+        return load_preset(model)
+    if kind == BLOCK:
+        return _block(**chosen)
+    return checkpoint(model, chosen) if kind == CHECKPOINT else _read(model, chosen)
+
+
+def _block(
+    encoding: str = "rope",
+    width: int = 512,
+    heads: int = 8,
+    max_positions: int = 4096,
+    attention: str = "causal",
+    seed: int = 0,
+    **sizes: int,
+) -> Any:
     from posenc_export import encodings
     from posenc_export.models.presets import seeded
     from posenc_export.models.short_forms import block_config
 
-    check_only("export", tuple(BLOCK), chosen, "options of a block")
-    values: Dict[str, Any] = {**BLOCK, **chosen}
-    seed, spec = values.pop("seed"), encodings.parse(values.pop("encoding"))
-    causal = values.pop("attention") == "causal"
-    return seeded(block_config(encoding=spec, causal=causal, **values), seed)
-
-
-def model_of(options: argparse.Namespace) -> Any:
-    """Return the model that the arguments describe."""
-    from posenc_export.models.presets import load_preset
-
-    chosen = chosen_of(options, NAMED)
-    if options.model == "block":
-        return model_of_block(chosen)
-    none = f"no options of a block or checkpoint for {options.model}"
-    if options.model in NAMES:
-        check_only("export", (), chosen, none)
-        return load_preset(options.model)
-    if CALLABLE.match(options.model) and not Path(options.model).exists():
-        check_only("export", OF_MODULE, chosen, "options of a module of your own")
-        return _read(options.model, chosen)
-    check_only("export", OF_CHECKPOINT, chosen, "options of a checkpoint")
-    return checkpoint(options.model, chosen)
+    how: Any = {"encoding": encodings.parse(encoding), "causal": attention == "causal", **sizes}
+    return seeded(block_config(width, heads, max_positions, **how), seed)
 
 
 def checkpoint_name(path: Path) -> str:
@@ -69,8 +156,8 @@ def checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
     """Load the model of a folder or GGUF file with the options of a checkpoint."""
     from posenc_export.models.pretrained import from_pretrained
 
-    names, with_head = ("max_positions", "part"), "head" not in chosen
-    options = {name: chosen[name] for name in names if name in chosen}
+    with_head = not chosen.get("no_head")
+    options = {name: value for name, value in chosen.items() if name != "no_head"}
     model: Any = from_pretrained(folder, head=with_head, **options)
     if Path(folder).is_dir() and with_head:
         _note_unexported(folder, model)

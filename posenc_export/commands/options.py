@@ -3,7 +3,7 @@
 import argparse
 import os
 from pathlib import Path
-from typing import Any, Container, Dict, Iterable, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Dict, NamedTuple, Sequence, Tuple, Union
 
 from posenc_export.runtime.graphs.providers import AUTO, HELP
 from posenc_export.shared.foreign import json_of
@@ -89,57 +89,6 @@ SPECULATE: Table = {
         choices=["lookup"],
     )
 }
-PART = "encoder or decoder of a model that has both (T5, BART)"
-# Options of a block with their defaults, and their help texts.
-BLOCK = {
-    "encoding": "rope",
-    "width": 512,
-    "heads": 8,
-    "kv_heads": 0,
-    "head_size": 0,
-    "max_positions": 4096,
-    "attention": "causal",
-    "seed": 0,
-}
-MEANING = {
-    "encoding": "position encoding, NAME or NAME:PARAMETER=VALUE,...; see posenc list "
-    "(default: rope)",
-    "width": "size of the hidden states (default: 512)",
-    "heads": "number of query heads (default: 8)",
-    "kv_heads": "number of key and value heads, a divisor of heads (default: as many as heads)",
-    "head_size": "size of one head (default: width divided by heads)",
-    "max_positions": "N: positions are 0 .. N-1, and a cache holds at most N tokens; on a grid, N "
-    "bounds the tokens of an image and each coordinate (196 for 14 x 14; default: 4096; for a "
-    "checkpoint, the value in its config.json)",
-    "attention": "causal: a token sees itself and earlier tokens, with a cache; bidirectional: "
-    "every call is a whole sequence, without a cache (default: causal)",
-    "seed": "seed of the random weights (default: 0)",
-}
-
-
-def block_options() -> Table:
-    """Options of a block. None if not given: a preset refuses even the default."""
-    choices = {"attention": ("causal", "bidirectional")}
-    kinds = {name: {"type": type(BLOCK[name]), "choices": choices.get(name)} for name in BLOCK}
-    return {option_name(name): option(MEANING[name], **kind) for name, kind in kinds.items()}
-
-
-def option_name(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def chosen_of(options: argparse.Namespace, names: Iterable[str]) -> Dict[str, Any]:
-    """The options that are given, by name."""
-    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-
-
-def check_only(command: str, names: Container[str], chosen: Iterable[str], rule: str) -> None:
-    """Raise ValueError for a chosen option that is not among `names`."""
-    for name in chosen:
-        if name not in names:
-            got = "--no-head" if name == "head" else option_name(name)
-            remedy = "leave it out or choose another model"
-            raise ValueError(f"{command}: expected {rule}, got {got}; {remedy}")
 
 
 def nearest_model(model: str, names: Sequence[str]) -> str:
