@@ -1,11 +1,10 @@
 """Audit what other exporters make of tiny random checkpoints of 20 families.
 
     python -m bench.audit [--exporters NAME...] [--families NAME...] [--environments FILE]
-    [--json bench/results/audit.json] [--markdown docs/audit-results.md] [--work build/audit]
 
 Each exporter runs in its own process with the Python of a table of environments, JSON with
 {"optimum": "/path/to/bin/python"}; without an entry, in this Python. An exporter whose package is
-absent is named and skipped. What the work folder has is not exported again. The faults of
+absent is named and skipped. What build/audit has is not exported again. The faults of
 tests/auditing/exporter_faults.py are planted in what FAULTY read and write. Needs transformers.
 """
 
@@ -29,7 +28,9 @@ from posenc_export.auditing import audit
 from tests.auditing import families
 from tests.auditing.exporter_faults import OF_CHECKPOINTS, OF_GRAPHS
 
-PAGE = Path("docs/audit-results.md")
+PAGE, RESULTS, WORK = map(
+    Path, ("docs/audit-results.md", "bench/results/audit.json", "build/audit")
+)
 FAULTY = (
     "transformers", "optimum", "genai", "torch-dynamo", "torchscript",
 )  # fmt: skip
@@ -189,13 +190,9 @@ def main() -> None:
     parser.add_argument("--exporters", nargs="*", choices=EXPORTERS, default=list(EXPORTERS))
     parser.add_argument("--families", nargs="*", choices=families.EDGES, default=families.EDGES)
     parser.add_argument("--environments", type=Path, help="JSON: Python of each exporter")
-    parser.add_argument("--json", type=Path, default=Path("bench/results/audit.json"))
-    parser.add_argument("--markdown", type=Path, default=PAGE)
-    parser.add_argument("--processes", type=int, default=2, help="exporters at a time")
-    parser.add_argument("--work", type=Path, default=Path("build/audit"))
     options = parser.parse_args()
     pythons = json_rows.read(options.environments) if options.environments else {}
-    checkpoints, begin = options.work.absolute() / "checkpoints", time.time()
+    checkpoints, begin = WORK.absolute() / "checkpoints", time.time()
     for family in options.families:
         families.save(family, checkpoints / family)
     for name, fault in OF_CHECKPOINTS.items():
@@ -204,12 +201,12 @@ def main() -> None:
             fault.plant(checkpoints / fault.family, faulty)
     work = functools.partial(of_exporter, checkpoints=checkpoints, of=options.families)
     python = [pythons.get(name, sys.executable) for name in options.exporters]
-    with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         rows = [row for part in pool.map(work, options.exporters, python) for row in part]
     print(f"{len(rows)} rows in {(time.time() - begin) / 60:.1f} minutes")
     if set(options.exporters) == set(EXPORTERS) and set(options.families) == set(families.EDGES):
-        json_rows.write(options.json, rows)
-        options.markdown.write_text(table(rows), encoding="utf-8")
+        json_rows.write(RESULTS, rows)
+        PAGE.write_text(table(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Export a GGUF file in each format of weights; measure its loss on text, and how often its answers
 to questions begin as those in float32, beside llama.cpp on the file.
 
-    python -m bench.bits model.gguf [--json bench/results/bits.json] [--write]
+    python -m bench.bits model.gguf [--write]
 
-Needs llama-cpp-python. --write puts the table into docs/fewer-bits.md.
+Needs llama-cpp-python. --write keeps the results and puts the table into docs/fewer-bits.md.
 """
 
 import argparse
@@ -98,14 +98,13 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--json", type=Path, default=RESULTS)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         rows = measured(options.model, Path(place))
-    json_rows.write(options.json, {"model": options.model.name, "rows": rows})
     print(text := table(rows))
     if options.write:
+        json_rows.write(RESULTS, {"model": options.model.name, "rows": rows})
         marked.replace(PAGE, "bits", text + "\n")
 
 

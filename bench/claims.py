@@ -1,9 +1,10 @@
 """Prove the claims on positions of every encoding, on each target that runs on CPUs, in both
 signatures and with every visibility.
 
-    python -m bench.claims [--only NAME ...] [--target NAME ...] [--json FILE] [--write]
+    python -m bench.claims [--only NAME ...] [--target NAME ...] [--write]
 
---only and --target keep the rows of others. --write puts the table into docs/proof-results.md.
+--only and --target keep the rows of others. --write keeps the results and puts the table into
+docs/proof-results.md.
 """
 
 import argparse
@@ -113,22 +114,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=sorted(REGISTRY), metavar="NAME")
     parser.add_argument("--target", action="append", choices=TARGETS, metavar="NAME")
-    parser.add_argument("--json", type=Path, default=RESULTS)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     chosen, targets = options.only or sorted(REGISTRY), options.target or TARGETS
-    known = json_rows.read(options.json, [])
     rows = [
         r
-        for r in known
+        for r in json_rows.read(RESULTS, [])
         if r["encoding"] not in chosen or r.get("target", targets[0]) not in targets
     ]
     for name in chosen:
         rows += measured(name, targets)
         print(table([row for row in rows if row["encoding"] == name]).splitlines()[-1], flush=True)
     rows.sort(key=lambda row: str(row["encoding"]))
-    json_rows.write(options.json, rows)
     if options.write:
+        json_rows.write(RESULTS, rows)
         marked.replace(PAGE, "claims", table(rows) + "\n")
 
 

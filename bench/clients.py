@@ -1,10 +1,9 @@
 """Compare other runtimes with a posenc session: run the programs of docs/runtimes on newly exported
 artefacts.
 
-    python -m bench.clients [--environments build/clients] [--json bench/results/clients.json]
-    [--markdown docs/runtimes/table.md]
+    python -m bench.clients [--only NAME ...]
 
-Each runtime has its own environment below --environments, which is created if it does not exist.
+Each runtime has its own environment below build/clients, which is created if it does not exist.
 The C API needs POSENC_ORT_INCLUDE, the folder of the headers of ONNX Runtime; other programs need
 Node or a compiler. Rows of runtimes that cannot run on this machine are kept from the JSON file.
 """
@@ -26,6 +25,7 @@ from posenc_export.models.presets import load_preset
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 
+ENVIRONMENTS, RESULTS = TOP / "build/clients", TOP / "bench/results/clients.json"
 PRESETS = ("tiny-rope", "tiny-alibi")
 ONNX, BOTH = ("onnx", "onnx-static", "ort"), ("positions", "mask")
 Row = Dict[str, Any]
@@ -147,17 +147,14 @@ def _cell(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--environments", type=Path, default=TOP / "build" / "clients")
     what = "run only this runtime and keep the rows of the others; may be given several times"
     parser.add_argument("--only", action="append", choices=CLIENTS, help=what)
-    parser.add_argument("--json", type=Path, default=TOP / "bench/results/clients.json")
-    parser.add_argument("--markdown", type=Path, default=TOP / "docs/runtimes/table.md")
     options = parser.parse_args()
-    rows: List[Row] = json_rows.read(options.json, [])
+    rows: List[Row] = json_rows.read(RESULTS, [])
     with tempfile.TemporaryDirectory() as temporary:
         exported = trials(Path(temporary))
         for key in options.only or CLIENTS:
-            client, environment = CLIENTS[key], options.environments.resolve() / key
+            client, environment = CLIENTS[key], ENVIRONMENTS / key
             version = client.version(environment)
             if version is None:
                 said = f"{client.name}: cannot run on this machine; its rows are kept"
@@ -167,8 +164,8 @@ def main() -> None:
             rows += rows_of(client, version, exported, environment)
     order = [client.name for client in CLIENTS.values()]
     rows.sort(key=lambda row: order.index(row["client"]))
-    json_rows.write(options.json, rows)
-    options.markdown.write_text(table(rows), encoding="utf-8")
+    json_rows.write(RESULTS, rows)
+    (TOP / "docs/runtimes/table.md").write_text(table(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Cost of encodings at decode: the time of one step of a block with the encoding, relative to the
 same block without one, by number of cached keys.
 
-    python -m bench.decode_cost [NAME ...] [--target ort] [--json bench/results/decode_cost.json]
+    python -m bench.decode_cost [NAME ...] [--target ort]
+
+The results of all encodings on the default target are kept.
 
 Measured as processor time of one thread, which other processes disturb less than the clock. In
 each of ROUNDS rounds, every block takes BURST steps in turn with the block without an encoding, and
@@ -32,7 +34,7 @@ from posenc_export.runtime import Model, Session, load
 CONTEXTS = (1024, 4096)
 # The first WARM steps of a burst are not timed: other blocks used the processor's caches meanwhile.
 ROUNDS, BURST, WARM = 9, 20, 6
-STEPS = ROUNDS * BURST
+STEPS, TARGET, RESULTS = ROUNDS * BURST, "ort", Path("bench/results/decode_cost.json")
 WIDTH, HEADS = 256, 8
 PLAIN = "nope"
 # complex_order reads token ids, which a block does not have.
@@ -93,13 +95,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     what = "registry keys of encodings (default: all)"
     parser.add_argument("names", nargs="*", metavar="NAME", help=what)
-    parser.add_argument("--target", default="ort", help="target of the artefacts")
-    parser.add_argument("--json", type=Path, help="write the results of all encodings to this file")
+    parser.add_argument("--target", default=TARGET, help="target of the artefacts")
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(BLOCKS)):
         parser.error(f"names are {', '.join(BLOCKS)}, got {', '.join(unknown)}")
-    if options.names and options.json:
-        parser.error("--json needs a run of all encodings, got names; omit one of them")
     results = measured(options.names or BLOCKS, options.target)
     for row in results["rows"]:
         spreads = row["over_plain"].items()
@@ -107,10 +106,9 @@ def main() -> None:
             f"{n}: {median:.2f} ({low:.2f} .. {high:.2f})" for n, (median, low, high) in spreads
         )
         print(f"{row['encoding']:20} {'  '.join(steps)}", flush=True)
-    if options.json:
-        how = {"width": WIDTH, "heads": HEADS, "target": options.target}
-        how |= {"threads": 1, "rounds": ROUNDS}
-        json_rows.write(options.json, {**how, **results})
+    if not options.names and options.target == TARGET:
+        how = {"width": WIDTH, "heads": HEADS, "target": TARGET, "threads": 1, "rounds": ROUNDS}
+        json_rows.write(RESULTS, {**how, **results})
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
 """Write docs/encodings/, one page and one picture per registered encoding, and docs/decode.md from
 the results of bench/.
 
-python -m bench.encoding_pages [--docs docs] [--results bench/results]
+python -m bench.encoding_pages
 """
 
-import argparse
 import inspect
 import json
 import re
-import sys
 import tomllib
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping
 
 from bench import decode_page
 from bench.compact_svg import save
@@ -160,24 +158,19 @@ def draw_small(name: str) -> Any:
     return figure
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write the pages and pictures; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--docs", type=Path, default=Path("docs"))
-    parser.add_argument("--results", type=Path, default=Path("bench/results"))
-    options = parser.parse_args(arguments)
-    folder = options.docs / "encodings"
+def write(docs: Path) -> None:
+    """Write the pages and pictures to a folder."""
+    folder = docs / "encodings"
     (folder / "small").mkdir(parents=True, exist_ok=True)
     for name in encodings.REGISTRY:
         (folder / f"{name}.md").write_text(page(name), encoding="utf-8")
         save(plots.draw({"name": name}), folder / f"{name}.svg")
         save(draw_small(name), folder / "small" / f"{name}.svg")
     (folder / "README.md").write_text(gallery(), encoding="utf-8")
-    cost = json.loads((options.results / "decode_cost.json").read_text(encoding="utf-8"))
-    (options.docs / "decode.md").write_text(decode_page.page(cost), encoding="utf-8")
-    save(decode_page.figure(cost), options.docs / "decode.svg")
-    return 0
+    cost = json.loads((TEXTS.parent / "results/decode_cost.json").read_text(encoding="utf-8"))
+    (docs / "decode.md").write_text(decode_page.page(cost), encoding="utf-8")
+    save(decode_page.figure(cost), docs / "decode.svg")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    write(Path("docs"))

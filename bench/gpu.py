@@ -1,6 +1,6 @@
 """What a machine with a GPU decides: parity, prompts and steps on the CUDA provider.
 
-    python -m bench.gpu [--minutes 25] [--json bench/results/gpu.json] [--rehearse]
+    python -m bench.gpu [--minutes 25] [--rehearse]
 
 It installs nothing: a runtime that is missing is a row that says so. Each piece runs in a process
 of its own, so that a crash or a hang ends one piece, and its rows are written to the JSON file at
@@ -155,7 +155,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_is)
     add = parser.add_argument
     add("--minutes", type=float, default=25.0, help="start nothing after this time (default: 25)")
-    add("--json", type=Path, default=gpu_page.RESULTS, help="results (default: %(default)s)")
     add("--folder", type=Path, default=Path("build/gpu"), help="of the measured decoder")
     add("--rehearse", action="store_true", help="one small piece of each part, also without a GPU")
     add("--piece", nargs=2, help=argparse.SUPPRESS)
@@ -164,15 +163,14 @@ def main() -> None:
         for row in piece(*options.piece, options.folder, options.rehearse):
             print(json.dumps(row), flush=True)
         return
-    if options.rehearse and options.json == gpu_page.RESULTS:
-        options.json = options.folder / "rehearsal.json"
-    results = Results(options.json, here(options.rehearse))
+    path = options.folder / "rehearsal.json" if options.rehearse else gpu_page.RESULTS
+    results = Results(path, here(options.rehearse))
 
     def run(part: str, key: str, seconds: float) -> List[Dict[str, Any]]:
         return in_process(part, key, options.folder, options.rehearse, seconds)
 
     complete = measure(results, options.minutes, options.rehearse, run)
-    if options.json == gpu_page.RESULTS:
+    if not options.rehearse:
         gpu_page.write(results.values, gpu_page.PAGE)
     if not complete:
         print("The time is over. Run the same command again to continue.", file=sys.stderr)

@@ -1,14 +1,14 @@
 """Try every model type of the installed transformers as a module that is read as it is.
 
     python -m bench.model_types [TASK:TYPE ...] [--target ort --target onnx] [--seconds 60]
-        [--memory 8] [--results bench/results/model-types.jsonl] [--markdown docs/model-types.md]
+        [--memory 8]
 
 Each type of the mappings for language, masked tokens, sequence to sequence and sound gets a small
 random model of its own configuration class (bench/small_models.py), saved and read from its
 folder by models/by_transformers.py. Its calls, whole, in pieces with caches, and in ragged padded
 rows, are compared with the model on whole sequences; with --target, an artefact is exported and
 verified, too. Each type runs in a process of its own. Results are kept line by line: types that
-have one are not tried again.
+have one are not tried again. The page is written of all of them.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import tempfile
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from bench import marked
 from bench.small_models import TOKENS, small
@@ -259,16 +259,14 @@ def page(rows: Sequence[Row], version: str) -> str:
     """
     tasks = [task for task in TASKS if any(row.task == task for row in rows)]
     verdicts = (EXACT, REFUSED, NONE, WRONG)
-    counts = ["| task | types | " + " | ".join(verdicts) + " |", "|---" * 6 + "|"]
+    counts, lines = [], []
     for task in tasks:
         own = [row.verdict for row in rows if row.task == task]
-        numbers = [len(own), *(own.count(verdict) for verdict in verdicts)]
-        counts.append(f"| {task} | " + " | ".join(map(str, numbers)) + " |")
-    table = ["| task | type | result | largest error | why |", "|---" * 5 + "|"]
+        counts.append([task, len(own), *(own.count(verdict) for verdict in verdicts)])
     for row in sorted(rows, key=lambda row: (tasks.index(row.task), row.name)):
         error = f"{row.error:.0e} of {row.size:.1f}" if row.verdict in (EXACT, WRONG) else ""
         why = row.why.replace("|", "\\|")
-        table.append(f"| {row.task} | `{row.name}` | {row.verdict} | {error} | {why} |")
+        lines.append([row.task, f"`{row.name}`", row.verdict, error, why])
     targets = sorted({target for row in rows for target in row.targets})
     exact = [row for row in rows if row.verdict == EXACT]
     worst = max((row.error / max(row.size, 1.0) for row in exact), default=0.0)
@@ -279,34 +277,32 @@ def page(rows: Sequence[Row], version: str) -> str:
     values["tried"], values["all"] = len(rows), len(all_types())
     by_version = sorted(collections.Counter(row.version or "5.23.0" for row in rows).items())
     values["versions"] = ", ".join(f"{number} with {name}" for name, number in by_version)
-    return text.format(**values, counts="\n".join(counts), table="\n".join(table))
+    values["counts"] = marked.markdown(["task", "types", *verdicts], counts)
+    values["table"] = marked.markdown(["task", "type", "result", "largest error", "why"], lines)
+    return text.format(**values)
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("types", nargs="*", metavar="TASK:TYPE")
     parser.add_argument("--target", action="append", default=[], dest="targets")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--memory", type=float, default=12, help="GiB of address space")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--markdown", type=Path, default=None)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     import transformers  # noqa: F401
 
     import posenc_export.export  # noqa: F401  before the first child, which shares what is read
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the child, too
-    rows = read_rows(options.results)
+    rows = read_rows(RESULTS)
     chosen = [tuple(text.split(":")) for text in options.types]
     for task, name in chosen or [key for key in all_types() if key not in rows]:
         row = in_child(task, name, options.targets, options.seconds, options.memory)
         rows[task, name] = row
-        with options.results.open("a", encoding="utf-8") as file:
+        with RESULTS.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(*row, flush=True)
-    if options.markdown:
-        text = page(list(rows.values()), transformers.__version__)
-        options.markdown.write_text(text, encoding="utf-8")
+    PAGE.write_text(page(list(rows.values()), transformers.__version__), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
 """The parity table: worst errors of every encoding on every target, by group of cells of the parity
 grid.
 
-python -m bench.parity [--json docs/parity.json] [--markdown docs/parity.md]
-[--jobs N]
+python -m bench.parity
 """
 
-import argparse
 import concurrent.futures
 import multiprocessing
 import sys
@@ -121,24 +119,19 @@ def passes(row: Dict[str, Any]) -> bool:
     return _share(row)[0] <= 1
 
 
-def main(arguments: Sequence[str]) -> int:
+def main() -> int:
     """Measure all encodings and write the files; returns 1 if a cell exceeds its tolerance."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, default=Path("docs/parity.json"))
-    parser.add_argument("--markdown", type=Path, default=Path("docs/parity.md"))
-    parser.add_argument("--jobs", type=int, default=2)
-    options = parser.parse_args(arguments)
     pairs = [(name, form) for name in REGISTRY for form in forms_of(name)]
     rows: List[Dict[str, Any]] = []
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(2, context) as pool:
         for of_targets in pool.map(measured, *zip(*pairs, strict=True)):
             rows += of_targets
             print("{encoding} in {model}".format(**rows[-1]), file=sys.stderr, flush=True)
-    json_rows.write(options.json, rows)
-    options.markdown.write_text(table(rows), encoding="utf-8")
+    json_rows.write(Path("docs/parity.json"), rows)
+    Path("docs/parity.md").write_text(table(rows), encoding="utf-8")
     return 0 if all(map(passes, rows)) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,10 +1,10 @@
 """Products with weights in few bits: MatMulNBits of packages/kernels beside that of ONNX Runtime.
 
-    python -m bench.products [--threads 2] [--json bench/results/products.json] [--write]
+    python -m bench.products [--threads 2] [--write]
 
 Both take turns in one process; each reads WEIGHTS bytes of weights in copies, as a step does, whose
 layers have weights of their own. Times are the shortest of the rounds, which other programs disturb
-least. --write puts the table into docs/runtimes/native.md.
+least. --write keeps the results and puts the table into docs/runtimes/native.md.
 """
 
 import argparse
@@ -78,7 +78,6 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, default=RESULTS)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     rows: List[Dict[str, Any]] = []
@@ -86,8 +85,8 @@ def main() -> None:
         for bits, block in FORMATS:
             rows += measured(size, bits, block, options.threads)
             print(table(rows).splitlines()[-1], flush=True)
-    json_rows.write(options.json, rows)
     if options.write:
+        json_rows.write(RESULTS, rows)
         marked.replace(PAGE, "products", table(rows) + "\n")
 
 

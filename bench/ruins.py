@@ -1,12 +1,12 @@
 """Ruin artefacts and the exporter's stages, and write which part of the proof finds each ruin.
 
-    python -m bench.ruins [--json FILE] [--depth N ...] [--format NAME ...]
+    python -m bench.ruins [--depth N ...] [--format NAME ...]
 
 A ruin of a graph is planted twice: in a published artefact, whose digests are written anew and
 which `posenc verify` then checks, and in what the exporter writes, while `export` verifies it. A
 ruin of a stage is planted in a function of the exporter, and one of the runtime in a function that
 runs the artefact. Every correct artefact must pass. The table of docs/proof-results.md names the
-parts that find a ruin, of the rows of FILE, where other depths and formats keep theirs.
+parts that find a ruin, of the rows of RESULTS, where other depths and formats keep theirs.
 """
 
 import argparse
@@ -234,22 +234,20 @@ def main() -> int:
     """Measure and write. Returns 1 if a ruin is not found or a correct artefact is refused."""
     as_is = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_is)
-    parser.add_argument("--json", type=Path, default=RESULTS)
     parser.add_argument("--depth", type=int, action="append")
     parser.add_argument("--format", action="append", choices=FORMATS)
     options = parser.parse_args()
     every = itertools.product(options.depth or DEPTHS, MODELS, options.format or FORMATS)
     planted = {(ruin.model, name) for ruin in (*RUINS, *STAGE_RUINS) for name in ruin.formats}
     cases = [case for case in every if case[1:] in planted]
-    stored = json_rows.read(options.json, [])
+    stored = json_rows.read(RESULTS, [])
     rows = [row for row in stored if (row["layers"], row["model"], row["format"]) not in cases]
     for row in itertools.chain.from_iterable(rows_of(*case) for case in cases):
         rows.append(row)
         print(row, file=sys.stderr, flush=True)
     rows.sort(key=lambda row: (row["layers"], FORMATS.index(row["format"])))
-    json_rows.write(options.json, rows)
-    if options.json == RESULTS:
-        marked.replace(PAGE, "ruins", table(rows))
+    json_rows.write(RESULTS, rows)
+    marked.replace(PAGE, "ruins", table(rows))
     wrong = undetected(rows)
     print("\n".join(wrong) or "every ruin was found, every correct artefact passed")
     return 1 if wrong else 0

@@ -1,10 +1,10 @@
 """Compare the speed of blocks and decoders with other runtimes; write bench/results/speed.json
 and docs/speed.md.
 
-    python -m bench.speed [--only PART] [--without RUNTIME]
+    python -m bench.speed [--only PART]
 
 Each part is measured in one run, in which its contestants take turns, and replaces that part of the
-JSON file. Artefacts are exported once to --artefacts and used again by later runs; remove that
+JSON file. Artefacts are exported once to build/speed and used again by later runs; remove that
 folder after a change to the export. onnxruntime-genai, openvino, llama-cpp-python and transformers
 take part if they are installed.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from posenc_export.export import Sources
 
 ENCODINGS = ("rope", "alibi", "t5", "nope")
-RESULTS = Path("bench/results/speed.json")
+RESULTS, ARTEFACTS = Path("bench/results/speed.json"), Path("build/speed")
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,14 @@ def described(part: str, encoding: str) -> AnyConfig:
     return decoder_config(49152, 30, 1536, block_config(576, 9, 2048, kv_heads=3, encoding=spec))
 
 
-def exported(part: str, folder: Path, runtimes: Sequence[str], say: Progress) -> List[Path]:
+def exported(part: str, runtimes: Sequence[str], say: Progress) -> List[Path]:
     """Export the artefacts of a part, unless they exist, and return their folders."""
     from posenc_export.export import Sources
     from posenc_export.models.presets import seeded
 
     sources: Dict[str, Sources] = {}
     variants = [v for v in PARTS[part].variants if v.only_for in ("", *runtimes)]
-    paths = [folder / FOLDERS.get(part, part) / variant.name for variant in variants]
+    paths = [ARTEFACTS / FOLDERS.get(part, part) / variant.name for variant in variants]
     for variant, path in zip(variants, paths, strict=True):
         if path.is_dir():
             continue
@@ -138,17 +138,12 @@ def write(model: "Sources", variant: Variant, path: Path) -> None:
         export(model, variant.target, path, variant.signature, verify=False, **how)
 
 
-def measured(
-    name: str, folder: Path, threads: int, without: Sequence[str], say: Progress
-) -> Report:
-    """Measure all contestants of a part in one run. without: names of runtimes to omit."""
+def measured(name: str, say: Progress) -> Report:
+    """Measure all contestants of a part in one run."""
     part = PARTS[name]
-    absent = [runtime for runtime in RUNTIMES if runtime in without or RUNTIMES[runtime].missing()]
-    runtimes = [runtime for runtime in part.runtimes if runtime not in absent]
-    how: Dict[str, Any] = {"threads": threads, "seconds": part.seconds}
-    paths = exported(name, folder, runtimes, say)
-    works = (part.contexts, part.prompts)
-    return run(paths, runtimes, *works, progress=say, **how)
+    runtimes = [runtime for runtime in part.runtimes if not RUNTIMES[runtime].missing()]
+    paths, works = exported(name, runtimes, say), (part.contexts, part.prompts)
+    return run(paths, runtimes, *works, seconds=part.seconds, progress=say)
 
 
 def main() -> None:
@@ -156,14 +151,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     what = "measure only this part; may be given several times (default: all)"
     parser.add_argument("--only", action="append", choices=PARTS, help=what)
-    what = "omit this runtime; may be given several times"
-    parser.add_argument("--without", action="append", default=[], choices=RUNTIMES, help=what)
-    parser.add_argument("--artefacts", type=Path, default=Path("build/speed"))
-    parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     say = Progress()
     for name in options.only or PARTS:
-        report = measured(name, options.artefacts, options.threads, options.without, say)
+        report = measured(name, say)
         say.close()
         print(f"{name}\n{report.table()}", flush=True)
         reports = {**committed(RESULTS), name: report}

@@ -1,6 +1,6 @@
 """Read modules that others published on PyPI, as they are, and list what came of each.
 
-    python -m bench.wild_modules [NAME ...] [--markdown docs/wild-modules.md]
+    python -m bench.wild_modules [NAME ...]
 
 wild_modules.toml says how each is installed and made. Needs a package index; packages go into a
 folder of their own. Each module is read in a process of its own, with random weights. Outcomes are
@@ -24,6 +24,7 @@ from bench import marked
 
 HERE = Path(__file__).parent
 TOP = HERE.parent
+PACKAGES, RESULTS = Path("build/wild"), HERE / "results" / "wild-modules.jsonl"
 SECONDS = 600  # for one module
 OUTCOMES = ("exact", "refused", "error", "wrong", "not made")
 
@@ -84,23 +85,23 @@ def cases() -> List[Case]:
     return found
 
 
-def install(requirement: str, folder: Path) -> None:
-    """Install a package without its dependencies, unless it is in the folder."""
-    done = folder / f"{requirement}.installed"
+def install(requirement: str) -> None:
+    """Install a package without its dependencies, unless it is in PACKAGES."""
+    done = PACKAGES / f"{requirement}.installed"
     if not done.exists():
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--upgrade"]
-        target = ["--target", str(folder), "-c", str(TOP / "constraints.txt")]
+        target = ["--target", str(PACKAGES), "-c", str(TOP / "constraints.txt")]
         if subprocess.run([*pip, *target, requirement], capture_output=True).returncode == 0:
             done.touch()
 
 
-def row(case: Case, folder: Path) -> Row:
+def row(case: Case) -> Row:
     """Return the row of a module, which another process reads."""
     for requirement in case.packages.split():
-        install(requirement, folder)
-    command = [sys.executable, "-m", "bench.wild_modules", case.name, "--packages", str(folder)]
+        install(requirement)
+    command = [sys.executable, "-m", "bench.wild_modules", case.name, "--here"]
     try:
-        run = subprocess.run([*command, "--here"], capture_output=True, text=True, timeout=SECONDS)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         return Row(case, "error", f"not read within {SECONDS} s")
     if run.returncode:
@@ -108,7 +109,7 @@ def row(case: Case, folder: Path) -> Row:
     return Row(case, *json.loads(run.stdout.splitlines()[-1]))
 
 
-def attempt(case: Case, folder: Path) -> List[str]:
+def attempt(case: Case) -> List[str]:
     """Make and read a module in this process: the outcome, and the largest error or the reason."""
     import torch
 
@@ -119,9 +120,9 @@ def attempt(case: Case, folder: Path) -> List[str]:
     from tests.reading.test_zoo import sequence
 
     torch.manual_seed(0)
-    sys.path.insert(0, str(folder))
+    sys.path.insert(0, str(PACKAGES))
     try:
-        module = made(case.code, folder)
+        module = made(case.code)
         shape = (2, case.length)
         example = torch.randn(*shape, 32) if case.vectors else torch.randint(50, shape)
         with torch.no_grad():
@@ -132,14 +133,14 @@ def attempt(case: Case, folder: Path) -> List[str]:
         try:
             reading = read(module, example, 64, output=case.output)
         except Refused as error:
-            return ["refused", str(error).replace(str(folder.resolve()) + "/", "")]
+            return ["refused", str(error).replace(str(PACKAGES.resolve()) + "/", "")]
         except Exception as error:
             return ["error", _line(error)]
         found = max(errors(reading, module, sequence(example)).values())
     return ["exact" if found <= tolerance("float32", 2, 64) else "wrong", f"{found:.1e}"]
 
 
-def made(code: str, folder: Path) -> Any:
+def made(code: str) -> Any:
     """Run the code of a case and return its module in eval mode, with weights that show faults."""
     import torch
     from torch import nn
@@ -154,7 +155,7 @@ def made(code: str, folder: Path) -> Any:
 
     def by_file(path: str) -> Any:
         """Import one file of a package that cannot be imported here as a whole."""
-        specification = importlib.util.spec_from_file_location("by_file", folder / path)
+        specification = importlib.util.spec_from_file_location("by_file", PACKAGES / path)
         assert specification is not None and specification.loader is not None
         file = importlib.util.module_from_spec(specification)
         specification.loader.exec_module(file)
@@ -181,23 +182,23 @@ def _line(error: Exception) -> str:
 
 def page(rows: List[Row]) -> str:
     """Return the page of rows."""
-    lines = [marked.text("wild-modules")]
     can = [r for r in rows if not r.case.can]
     exact = sum(r.outcome == "exact" for r in can)
-    lines.append(f"Of {len(can)} modules that can be exact, {exact} are. ")
-    lines[-1] += "; ".join(f"{o}: {sum(r.outcome == o for r in rows)}" for o in OUTCOMES) + ".\n"
-    lines += ["| module | can be exact | outcome | largest error, or why |", "|---|---|---|---|"]
+    counts = "; ".join(f"{o}: {sum(r.outcome == o for r in rows)}" for o in OUTCOMES)
+    lines = []
     for r in rows:
         why = r.why.replace("|", "\\|").replace("<", "&lt;")
-        lines.append(f"| {r.case.name} | {r.case.can or 'yes'} | {r.outcome} | {why} |")
-    return "\n".join(lines) + "\n"
+        lines.append([r.case.name, r.case.can or "yes", r.outcome, why])
+    heads = ["module", "can be exact", "outcome", "largest error, or why"]
+    said = f"Of {len(can)} modules that can be exact, {exact} are. {counts}."
+    return f"{marked.text('wild-modules')}\n{said}\n\n{marked.markdown(heads, lines)}\n"
 
 
-def kept(results: Path, new: Sequence[Row]) -> List[Row]:
-    """Add rows to a file of outcomes; return the last of each module, in order."""
-    with results.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps([r.case.name, r.outcome, r.why]) + "\n" for r in new)
-    lines = map(json.loads, results.read_text("utf-8").splitlines())
+def kept(new: Row) -> List[Row]:
+    """Add a row to the outcomes; return the last of each module, in order."""
+    with RESULTS.open("a", encoding="utf-8") as file:
+        file.write(json.dumps([new.case.name, new.outcome, new.why]) + "\n")
+    lines = map(json.loads, RESULTS.read_text("utf-8").splitlines())
     known = {name: outcome for name, *outcome in lines}
     return sorted(Row(c, *known[c.name]) for c in cases() if c.name in known)
 
@@ -205,23 +206,18 @@ def kept(results: Path, new: Sequence[Row]) -> List[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--packages", type=Path, default=Path("build/wild"))
-    parser.add_argument("--results", type=Path, default=HERE / "results" / "wild-modules.jsonl")
-    parser.add_argument("--markdown", type=Path)
     parser.add_argument("--here", action="store_true", help="one module, in this process")
     options = parser.parse_args()
     chosen = [c for c in cases() if not options.names or c.name in options.names]
     if options.here:
         warnings.simplefilter("ignore")
-        print(json.dumps(attempt(chosen[0], options.packages)))
+        print(json.dumps(attempt(chosen[0])))
         return
-    options.packages.mkdir(parents=True, exist_ok=True)
+    PACKAGES.mkdir(parents=True, exist_ok=True)
     for case in sorted(chosen, key=lambda case: bool(case.can)):
-        new = row(case, options.packages)
+        new = row(case)
         print(f"{case.name}: {new.outcome}: {new.why}", flush=True)
-        rows = kept(options.results, [new])
-        if options.markdown:
-            options.markdown.write_text(page(rows), encoding="utf-8")
+        (TOP / "docs/wild-modules.md").write_text(page(kept(new)), encoding="utf-8")
 
 
 if __name__ == "__main__":

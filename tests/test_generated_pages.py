@@ -42,7 +42,7 @@ def test_the_page_of_every_encoding_agrees_with_its_class() -> None:
 
 @pytest.mark.exhaustive
 def test_the_catalogue_writes_the_committed_files_and_no_others(tmp_path: Path) -> None:
-    encoding_pages.main(["--docs", str(tmp_path), "--results", str(RESULTS)])
+    encoding_pages.write(tmp_path)
     written = {
         path.relative_to(tmp_path): path.read_bytes()
         for path in tmp_path.rglob("*")
