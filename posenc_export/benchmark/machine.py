@@ -86,7 +86,7 @@ def described(threads: int) -> Machine:
     return Machine(processor(), os.cpu_count() or 1, threads, versions, memory)
 
 
-def limits(worker: Worker, threads: int) -> Limits:
+def limits(worker: Worker) -> Limits:
     """Measure the limits of the machine in a worker without contestant, by the shortest times."""
 
     def quickest(do: str, **request: Any) -> Any:
@@ -94,5 +94,4 @@ def limits(worker: Worker, threads: int) -> Limits:
 
     read = [WorkingSet(size, size / quickest("bandwidth", bytes=size)) for size in WORKING_SETS]
     flops = 2 * SQUARE**3 / quickest("gemm", width=SQUARE)
-    empty = worker.ask("empty_run", duration=DURATION, threads=threads)["seconds"]
-    return Limits(read, flops, empty)
+    return Limits(read, flops)

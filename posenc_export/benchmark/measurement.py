@@ -48,7 +48,7 @@ class Measurement:
         pairs = zip(self.contestants, self.workers, strict=True)
         replies = [self._load(contestant, worker) for contestant, worker in pairs]
         self.progress("limits of the machine")
-        limits = machine.limits(self.limits_worker, self.threads)
+        limits = machine.limits(self.limits_worker)
         calls = [("decode", tokens, self.decode) for tokens in contexts]
         calls += [("prefill", tokens, self.prefill) for tokens in prompts]
         how = f"{len(self.contestants)} contestants, {self.rounds} rounds"

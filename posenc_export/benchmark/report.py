@@ -11,7 +11,7 @@ from posenc_export.benchmark.results import BUSY, Limits, Loaded, Machine, Row
 from posenc_export.runtime.artefact.places import Form
 from posenc_export.shared.tables import aligned
 
-SCHEMA = 5
+SCHEMA = 6
 # Of files that a report may replace: the first keys of its JSON, and the title of its page.
 JSON = Form("bench", b'"machine": {\n  "processor": ')
 HTML = Form("bench", b"<title>posenc benchmark</title>")
@@ -120,12 +120,10 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
             how += f" Threads of OpenMP (torch) sleep while they wait for each other, {busy}"
         rates = ((work.bytes, work.read_bytes_per_second / 1e9) for work in limits.read)
         read = ", ".join(f"{size(count)} at {rate:.1f} GB/s" for count, rate in rates)
-        empty = limits.empty_run_seconds
-        fixed = "" if empty is None else f"; an empty run takes {duration(empty)}"
         flops = f"{limits.gemm_flops_per_second / 1e9:.0f} GFLOP/s"
         versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
         run = [f"{self.date}: {self.command}"] if self.command else []
-        return [how, f"Reads {read}; multiplies at {flops}{fixed}.", f"{versions}.", *run]
+        return [how, f"Reads {read}; multiplies at {flops}.", f"{versions}.", *run]
 
 
 def duration(seconds: float) -> str:

@@ -31,8 +31,6 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
 
     read: List[WorkingSet]  # read bandwidth by working set, ascending
     gemm_flops_per_second: float  # rate of numpy's float32 product of square matrices
-    # Time of a run of ONNX Runtime on one bound Identity node; None without onnx and onnxruntime
-    empty_run_seconds: Optional[float]
 
 
 class Loaded(Struct, frozen=True, forbid_unknown_fields=True):

@@ -26,9 +26,6 @@ READ_WIDTH = 512  # columns of the buffer for measuring bandwidth
 # Untimed steps after a pause, because other contestants used the processor's caches meanwhile.
 WARM = 5
 SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
-EMPTY = (
-    '<ir_version: 10, opset_import: ["": 23]> empty (float[1] x) => (float[1] y) {y = Identity(x)}'
-)
 Request = Dict[str, Any]
 
 
@@ -71,10 +68,10 @@ class Bench:
         self.open_session = open_session
         self.buffer = np.zeros((0, READ_WIDTH), np.float32)
 
-    def load(self, request: Request) -> Dict[str, Any]:
+    def load(self, batch: int, **request: Any) -> Dict[str, Any]:
         """Load the contestant; a short prompt and a step compile and allocate."""
-        self.session, loaded, self.manifest = self.open_session(request)
-        self.batch = request["batch"]
+        self.batch = batch
+        self.session, loaded, self.manifest = self.open_session({"batch": batch, **request})
         self.burst = min(BURST, self.manifest.max_positions // 2)
         self.token = self._prompt(1)[:, 0]
         start = time.perf_counter()
@@ -85,60 +82,38 @@ class Bench:
         seconds = time.perf_counter() - start
         return {"load": loaded, "warm_up": seconds}
 
-    def prefill(self, request: Request) -> Dict[str, Any]:
+    def prefill(self, context: int) -> Dict[str, Any]:
         """Time one prompt of `context` tokens per row from an empty cache."""
-        return watched(lambda: self._prefill(request["context"]))
+        return watched(lambda: self._prefill(context))
 
-    def decode(self, request: Request) -> Dict[str, Any]:
+    def decode(self, context: int, duration: float, fresh: bool) -> Dict[str, Any]:
         """Time steps around `context` cached tokens for about `duration` seconds. With `fresh` the
         cache is filled first, otherwise kept from the last request.
         """
-        context = request["context"]
         start = min(context - self.burst // 2, self.manifest.max_positions - self.burst)
-        if request["fresh"]:
+        if fresh:
             self._prefill(max(1, start))
         self._steps(min(WARM, self.burst))
-        return watched(lambda: _median(lambda: self._steps(self.burst), request["duration"]))
+        return watched(lambda: _median(lambda: self._steps(self.burst), duration))
 
-    def memory(self, request: Request) -> Dict[str, Any]:
+    def memory(self) -> Dict[str, Any]:
         return {"peak": _status_bytes("VmHWM"), "resident": _status_bytes("VmRSS")}
 
-    def bandwidth(self, request: Request) -> Dict[str, Any]:
+    def bandwidth(self, bytes: int, duration: float) -> Dict[str, Any]:
         """Time reading `bytes` bytes once: the fastest of three numpy operations, a sum, a dot
         product, and a matrix-vector product on all threads.
         """
-        rows = max(1, -(-request["bytes"] // (4 * READ_WIDTH)))
+        rows = max(1, -(-bytes // (4 * READ_WIDTH)))
         if self.buffer.shape[0] != rows:
             self.buffer = np.ones((rows, READ_WIDTH), np.float32)
         matrix, vector, flat = self.buffer, self.buffer[0], self.buffer.reshape(-1)
         reads = (flat.sum, partial(flat.dot, flat), partial(matrix.dot, vector))
-        share = request["duration"] / len(reads)
-        return watched(lambda: min(_median_of(read, share) for read in reads))
+        return watched(lambda: min(_median_of(read, duration / len(reads)) for read in reads))
 
-    def gemm(self, request: Request) -> Dict[str, Any]:
+    def gemm(self, width: int, duration: float) -> Dict[str, Any]:
         """Time numpy's float32 product of square matrices with `width` rows."""
-        matrix = np.ones((request["width"], request["width"]), np.float32)
-        return {"seconds": _median_of(lambda: matrix @ matrix, request["duration"])}
-
-    def empty_run(self, request: Request) -> Dict[str, Any]:
-        """Time a run of one Identity node, the fixed cost of ONNX Runtime, with bound input and
-        output; None without onnx and onnxruntime.
-        """
-        try:
-            import onnxruntime
-            from onnx import parser
-        except ModuleNotFoundError:
-            return {"seconds": None}
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = request["threads"]
-        graph = parser.parse_model(EMPTY).SerializeToString()
-        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-        x, y = np.zeros(1, np.float32), np.zeros(1, np.float32)  # an OrtValue does not own them
-        binding = session.io_binding()
-        binding.bind_ortvalue_input("x", onnxruntime.OrtValue.ortvalue_from_numpy(x))
-        binding.bind_ortvalue_output("y", onnxruntime.OrtValue.ortvalue_from_numpy(y))
-        run = partial(session.run_with_iobinding, binding)
-        return {"seconds": _median_of(run, request["duration"])}
+        matrix = np.ones((width, width), np.float32)
+        return {"seconds": _median_of(lambda: matrix @ matrix, duration)}
 
     def _prompt(self, tokens: int) -> Any:
         """Return equal ids [B,S] int64 or hidden states [B,S,E]; values do not matter."""
@@ -187,7 +162,7 @@ def main(opener: Callable[[Request], Tuple[Any, float, Manifest]] = open_session
         while True:
             request = connection.recv()
             try:
-                reply = getattr(bench, request["do"])(request)
+                reply = getattr(bench, request.pop("do"))(**request)
             except Exception as error:  # the caller reports all of them, and ends all workers
                 known = isinstance(error, ValueError)  # messages of this package name their origin
                 reply = {"error": str(error) if known else f"{type(error).__name__}: {error}"}
