@@ -10,12 +10,11 @@ from typing import Any, Callable, Dict
 
 import numpy as np
 
-from posenc_export.benchmark.results import BUSY, Limits, Machine, WorkingSet
+from posenc_export.benchmark.results import Limits, Machine, WorkingSet
 from posenc_export.benchmark.workers import Worker
 from posenc_export.runtime.artefact.machine import processor
 from posenc_export.runtime.artefact.manifest import Manifest
 
-LOOK = 0.5  # seconds in which other processes are watched
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 # Bytes per weight, with its share of a float32 scale
 FORMAT_BYTES = {"int8": 1.0, "int8-32": 1 + 4 / 32, "int4": 0.5 + 4 / 32, "int4-128": 0.5 + 4 / 128}
@@ -47,16 +46,6 @@ def _busy_seconds() -> float:
         return 0.0
     user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(int, fields)
     return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
-
-
-def busy_machine() -> bool:
-    """Return whether other processes use the machine now."""
-
-    def wait() -> float:
-        time.sleep(LOOK)
-        return LOOK
-
-    return watched(wait)["other_cores"] > BUSY
 
 
 def cache_bytes(manifest: Manifest, context: int) -> int:

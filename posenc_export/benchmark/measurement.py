@@ -201,15 +201,13 @@ def run(
         labels = [contestant.label for contestant in contestants]
         check_name("benchmark: expected baseline", baseline, labels)
     cached, prefilled = _tokens(contexts, prompts, contestants)
-    sleeping = threads > 1 and machine.busy_machine()
     names = [*(contestant.label for contestant in contestants), "limits"]
-    with started(names, threads, sleeping) as (*workers, limits_worker):
+    with started(names, threads) as (*workers, limits_worker):
         calls = len(cached) + len(prefilled)
         steps = Steps(progress, "measuring", rounds * calls, "rounds")
         how = (threads, batch, rounds, seconds, progress, steps)
         measured = Measurement(contestants, workers, limits_worker, *how)
-        about = {"sleeping_threads": sleeping, "baseline": baseline, "command": command}
-        return measured.report(cached, prefilled, **about)
+        return measured.report(cached, prefilled, baseline=baseline, command=command)
 
 
 def _check(rounds: int, batch: int, threads: int, seconds: float) -> None:

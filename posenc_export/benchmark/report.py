@@ -43,9 +43,6 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
     # Cores that other processes used while samples were taken, on average; 0 on systems without
     # /proc/stat, None in results of earlier versions
     other_cores: Optional[float]
-    # Whether threads of OpenMP slept while they waited for each other, because the machine was busy
-    # at the start
-    sleeping_threads: bool = False
     schema: int = SCHEMA
     date: str = ""  # of the run, YYYY-MM-DD; as the next two empty in results of earlier versions
     baseline: str = ""  # the contestant to which ratios are relative; empty for the fastest
@@ -106,7 +103,9 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         """A sentence on other processes that used the machine; empty if they used little of it."""
         cores = self.other_cores or 0.0
         text = f"Measured on a busy machine: other processes used {cores:.1f} cores."
-        return text if cores > BUSY else ""
+        # They spin by default, and take the core that the awaited thread needs.
+        remedy = " Threads of torch wait for free cores with OMP_WAIT_POLICY=PASSIVE."
+        return text + remedy * (self.machine.threads > 1) if cores > BUSY else ""
 
     def conditions(self) -> List[str]:
         """Return sentences on machine and contestants, limits, versions, and the command line."""
@@ -115,9 +114,6 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         cores = f"{machine.threads} threads on {machine.cores} cores ({machine.processor})"
         memory = f", {machine.memory_bytes / 2**30:.0f} GiB" if machine.memory_bytes else ""
         how = f"{cores}{memory}, {batch}, one contestant at a time."
-        if self.sleeping_threads:
-            busy = "because the machine was busy at the start."
-            how += f" Threads of OpenMP (torch) sleep while they wait for each other, {busy}"
         rates = ((work.bytes, work.read_bytes_per_second / 1e9) for work in limits.read)
         read = ", ".join(f"{size(count)} at {rate:.1f} GB/s" for count, rate in rates)
         flops = f"{limits.gemm_flops_per_second / 1e9:.0f} GFLOP/s"

@@ -23,11 +23,9 @@ class Worker:
     Args:
         label: name of the contestant, for error messages.
         threads: number of threads, for libraries that read it from the environment.
-        sleeping: whether threads of OpenMP sleep while they wait. Those of torch spin by default,
-            and take the core that the awaited thread needs: steps of 0.05 ms took 24 ms.
     """
 
-    def __init__(self, label: str, threads: int, sleeping: bool = False) -> None:
+    def __init__(self, label: str, threads: int) -> None:
         self.label = label
         self.log = tempfile.TemporaryFile()  # noqa: SIM115  closed by end()
         self.connection, theirs = Pipe()
@@ -36,7 +34,7 @@ class Worker:
             stdin=subprocess.DEVNULL,
             stdout=self.log,
             stderr=self.log,
-            env=_environment(threads, sleeping),
+            env=_environment(threads),
             start_new_session=True,
             pass_fds=[theirs.fileno()],
         )
@@ -81,20 +79,19 @@ class Worker:
 
 
 @contextlib.contextmanager
-def started(labels: Sequence[str], threads: int, sleeping: bool = False) -> Iterator[List[Worker]]:
+def started(labels: Sequence[str], threads: int) -> Iterator[List[Worker]]:
     """Context manager that starts a worker per label, and kills all of them at exit."""
     with contextlib.ExitStack() as stack:
         workers = []
         for label in labels:
-            worker = Worker(label, threads, sleeping)
+            worker = Worker(label, threads)
             stack.callback(worker.end)
             workers.append(worker)
         yield workers
 
 
-def _environment(threads: int, sleeping: bool) -> Dict[str, str]:
+def _environment(threads: int) -> Dict[str, str]:
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     libraries = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    waiting = {"OMP_WAIT_POLICY": "PASSIVE"} if sleeping else {}
     own = {**dict.fromkeys(libraries, str(threads)), "PYTHONPATH": os.pathsep.join(paths)}
-    return {**waiting, **os.environ, **own}
+    return {**os.environ, **own}

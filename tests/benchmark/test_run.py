@@ -93,29 +93,6 @@ def test_the_slower_contestant_is_found(folder):
     assert medians[1][1] > 2.0 * medians[0][1]
 
 
-@pytest.mark.parametrize(
-    ("least", "threads", "sleeping"), [(-1000.0, 2, True), (1000.0, 2, False), (-1000.0, 1, False)]
-)
-def test_threads_sleep_while_they_wait_on_a_busy_machine_only(
-    least, threads, sleeping, folder, monkeypatch
-):
-    monkeypatch.setattr(machine, "BUSY", least)
-    report = run([folder("a")], contexts=(16,), prompts=(), rounds=1, seconds=0.05, threads=threads)
-    assert (
-        report.sleeping_threads == sleeping
-        and ("sleep while they wait" in report.table()) == sleeping
-    )
-
-
-def test_threads_of_a_worker_wait_as_its_caller_chooses(monkeypatch):
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    assert workers._environment(2, sleeping=True)[
-        "OMP_WAIT_POLICY"
-    ] == "PASSIVE" and "OMP_WAIT_POLICY" not in workers._environment(2, sleeping=False)
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    assert workers._environment(2, sleeping=True)["OMP_WAIT_POLICY"] == "ACTIVE"
-
-
 def test_prompts_and_contexts_are_measured(folder):
     report = run([folder("a")], contexts=(16, 32), prompts=(64,), rounds=1, seconds=0.05)
     assert [(row.phase, row.tokens) for row in report.rows] == [
