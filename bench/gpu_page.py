@@ -58,7 +58,7 @@ def _counts(rows: Sequence[Row]) -> str:
         lines.append([number, kind, *counts, f"{cells:,}" if cells else ""])
         wrong += [_failure(row) for row in those if row not in right and row not in refused]
     head = ["device", "of", "number", "right", "refused", "wrong", "cells"]
-    return _table(head, lines) + ("\n" + "".join(wrong) if wrong else "")
+    return _table(head, lines, wrong)
 
 
 def _failure(row: Row) -> str:
@@ -67,7 +67,7 @@ def _failure(row: Row) -> str:
     error = row.get("error", row.get("worst"))
     said = error if isinstance(error, str) else f"error {format_worst_error(error)}"
     at = f" in '{row['at']}', tolerance {row['tolerance']:.1e}" if "at" in row else ""
-    return f"- Device {row['machine'] + 1}: {name} {form}{' ' if form else ''}{said}{at}\n"
+    return f"- Device {row['machine'] + 1}: {name} {form}{' ' if form else ''}{said}{at}"
 
 
 def _times(names: Sequence[str], figures: Sequence[str], rows: Sequence[Row]) -> str:
@@ -76,7 +76,7 @@ def _times(names: Sequence[str], figures: Sequence[str], rows: Sequence[Row]) ->
     errors = []
     for row in rows:
         if "error" in row:
-            errors.append(f"- Device {row['machine'] + 1}: `{row['piece']}`: {row['error']}\n")
+            errors.append(f"- Device {row['machine'] + 1}: `{row['piece']}`: {row['error']}")
         else:
             cases.setdefault((row["machine"] + 1, *(row[n] for n in names)), []).append(row)
     lines = []
@@ -85,11 +85,11 @@ def _times(names: Sequence[str], figures: Sequence[str], rows: Sequence[Row]) ->
         cells = [f"{v if k == 'memory' else 1e6 * v:.0f}" for k, v in medians.items()]
         lines.append([*case, *cells, len(those)])
     head = ["device", *names, *(f"{n}, MB" if n == "memory" else f"{n}, us" for n in figures)]
-    return _table([*head, "rounds"], lines) + ("\n" + "".join(errors) if errors else "")
+    return _table([*head, "rounds"], lines, errors)
 
 
-def _table(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
-    return marked.markdown(head, lines) + "\n"
+def _table(head: Sequence[str], lines: Sequence[Sequence[Any]], notes: Sequence[str] = ()) -> str:
+    return "\n".join([marked.markdown(head, lines), *([""] if notes else []), *notes, ""])
 
 
 SECTIONS: Dict[str, Tuple[str, Callable[[Sequence[Row]], str]]] = {

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from bench import marked
-from bench.small_models import TOKENS, small
+from bench.small_models import POSITIONS, TOKENS, small
 
 RESULTS, PAGE = Path("bench/results/model-types.jsonl"), Path("docs/model-types.md")
 # Of each task, its mapping in transformers and its auto class.
@@ -83,15 +83,15 @@ def tried(task: str, name: str, targets: Sequence[str]) -> Row:
         return Row(task, name, NONE, why=_line(error))
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         path = Path(folder)
-        made.model.save_pretrained(path / "model")
+        made.save_pretrained(path / "model")
         try:
             values = read_config(path / "model")
             kind = by_transformers.kind_of(values)
             with Checkpoint(path / "model", values) as checkpoint:
                 published = by_transformers.load(kind, checkpoint)
-            published.max_positions = made.positions
+            published.max_positions = POSITIONS
             ids = _ids(published.vocabulary)
-            theirs = type(made.model).from_pretrained(
+            theirs = type(made).from_pretrained(
                 path / "model", attn_implementation="eager", dtype=torch.float32
             )
             whole = _first(theirs.eval(), ids)
@@ -112,11 +112,11 @@ def tried(task: str, name: str, targets: Sequence[str]) -> Row:
             return Row(task, name, REFUSED, why=_line(refusal))
         row = Row(task, name, EXACT, error, size, targets=tuple(targets))
         if theirs.config.is_encoder_decoder:
-            row = _with_decoder(row, theirs, ids, path / "model", made.positions)
+            row = _with_decoder(row, theirs, ids, path / "model")
         return row
 
 
-def _with_decoder(row: Row, theirs: Any, ids: Any, path: Path, positions: int) -> Row:
+def _with_decoder(row: Row, theirs: Any, ids: Any, path: Path) -> Row:
     """Try the decoder of a model, too, whose encoder gave a row. ids: of both, [2,TOKENS]."""
     import torch
 
@@ -126,7 +126,7 @@ def _with_decoder(row: Row, theirs: Any, ids: Any, path: Path, positions: int) -
 
     sources, tokens, calls = [ids[:1], ids[1:, :SHORT]], ids.flip(1), {"use_cache": False}
     try:
-        encoder, decoder = (from_pretrained(path, positions, part) for part in PARTS)
+        encoder, decoder = (from_pretrained(path, POSITIONS, part) for part in PARTS)
         read = as_model(decoder)
         rows = zip(sources, tokens[:, None], strict=True)
         whole = [theirs(input_ids=x, decoder_input_ids=y, **calls).logits for x, y in rows]

@@ -5,7 +5,8 @@ too, unless a table of positions ends there.
 """
 
 import inspect
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+import itertools
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -13,6 +14,7 @@ TOKENS = 20  # of a row that is tried
 LAYERS = 3
 PADDING = 8  # rows of a table that may belong to padding
 TRAINED, TABLE = 12, 64  # positions: trained length below TOKENS, or a table that holds them
+POSITIONS = TABLE - PADDING  # for reading: beyond a trained length, within a table
 # Keys by the value that they get.
 VALUES: Dict[int, str] = {
     128: """vocab_size src_vocab_size tgt_vocab_size entity_vocab_size vocab_size_per_layer_input
@@ -109,19 +111,6 @@ LEFT_OUT: Tuple[Tuple[str, ...], ...] = (
 )
 
 
-class Small(NamedTuple):
-    """A small model. trained: positions that its configuration names; positions: those it has."""
-
-    model: Any
-    trained: int
-    part: str  # "text" for the text model of a wrapper, else ""
-
-    @property
-    def positions(self) -> int:
-        """Positions for reading: beyond a trained length, within a table."""
-        return TABLE - PADDING
-
-
 def sizes(default: Any, trained: int, left_out: Tuple[str, ...] = ()) -> Dict[str, Any]:
     """Return small values of a default configuration, also of those inside it."""
     values: Dict[str, Any] = {}
@@ -161,13 +150,14 @@ def _few(values: List[Any]) -> List[Any]:
     return (kinds * LAYERS)[:LAYERS]
 
 
-def small(name: str, auto: Any) -> Small:
+def small(name: str, auto: Any) -> Any:
     """Return a small model of a type, of the class that an auto class of transformers gives it.
     Raises what transformers raises for all sizes with a table of positions.
     """
     why: Optional[Exception] = None
-    for kind, trained, left_out, values, part in _configs(name):
+    for kind, trained, left_out in _configs(name):
         try:
+            values = sizes(kind(), trained, left_out)
             torch.manual_seed(0)
             if "is_decoder" in values:
                 values["is_decoder"] = "CausalLM" in auto.__name__
@@ -177,25 +167,21 @@ def small(name: str, auto: Any) -> Small:
                 model.set_experts_implementation("batched_mm")
             _randomize(model)
             _run(model.get_encoder() if model.config.is_encoder_decoder else model)
-            return Small(model, trained, part)
+            return model
         except Exception as error:
             why = error if why is None or trained == TABLE and not left_out else why
     raise why or ValueError("no configuration")
 
 
-def _configs(name: str) -> Iterator[Tuple[Any, int, Tuple[str, ...], Dict[str, Any], str]]:
-    """Yield classes of configurations, their positions, what is left out, values and the part."""
+def _configs(name: str) -> Iterator[Tuple[Any, int, Tuple[str, ...]]]:
+    """Yield classes of configurations, also of the text model of a wrapper, positions, and what is
+    left out.
+    """
     from transformers import CONFIG_MAPPING
 
-    default = CONFIG_MAPPING[name]()
-    defaults = [(default, "")]
-    text = _text(default)
-    if text is not default:
-        defaults.append((type(text)(), "text"))
-    for base, part in defaults:
-        for trained in (TRAINED, TABLE):
-            for left_out in LEFT_OUT:
-                yield type(base), trained, left_out, sizes(base, trained, left_out), part
+    whole = CONFIG_MAPPING[name]
+    kinds = dict.fromkeys((whole, type(_text(whole()))))
+    return itertools.product(kinds, (TRAINED, TABLE), LEFT_OUT)
 
 
 def _run(model: Any) -> None:

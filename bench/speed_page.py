@@ -141,19 +141,14 @@ def _part(report: Report) -> str:
     machine = report.machine
     said = f"{machine.processor}, {machine.threads} threads on {machine.cores} cores.{busy}"
     works = list(dict.fromkeys((row.phase, row.tokens) for row in report.rows))
-    fastest = {(row.phase, row.tokens): row for row in reversed(report.rows)}
-    cells = {
-        (row.contestant, row.phase, row.tokens): _cell(row, fastest[row.phase, row.tokens])
-        for row in report.rows
-    }
+    cells = {}
+    for row in report.rows:
+        # The first row of a phase and a number of tokens is the fastest.
+        fastest = next(r for r in report.rows if (r.phase, r.tokens) == (row.phase, row.tokens))
+        times = ratio_of(row.samples_seconds, fastest.samples_seconds)
+        against = "" if times is None else f" ({times.median:.2f})"
+        cells[row.contestant, row.phase, row.tokens] = duration(row.median_seconds) + against
     names = dict.fromkeys(row.contestant for row in report.rows)
     lines = [[name, *(cells.get((name, *work), "") for work in works)] for name in names]
     heads = ["contestant", *(f"{phase} {tokens}" for phase, tokens in works)]
     return f"{said}\n\n{marked.markdown(heads, lines)}"
-
-
-def _cell(row: Row, fastest: Row) -> str:
-    """Return the median time of a row, and its ratio to the fastest contestant."""
-    times = ratio_of(row.samples_seconds, fastest.samples_seconds)
-    against = "" if times is None else f" ({times.median:.2f})"
-    return f"{duration(row.median_seconds)}{against}"

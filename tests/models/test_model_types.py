@@ -19,16 +19,15 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def test_a_small_model_has_its_limits_below_the_tokens_that_are_tried() -> None:
-    made = small("olmo3", transformers.AutoModelForCausalLM)
-    config = made.model.config
-    assert made.trained == config.max_position_embeddings == TRAINED < model_types.TOKENS
+    config = small("olmo3", transformers.AutoModelForCausalLM).config
+    assert config.max_position_embeddings == TRAINED < model_types.TOKENS
     assert config.sliding_window < TRAINED and len(set(config.layer_types)) == 2
     assert config.num_hidden_layers == LAYERS
 
 
 def test_a_table_of_positions_holds_the_tokens_that_are_tried() -> None:
-    made = small("opt", transformers.AutoModelForCausalLM)
-    assert made.model.config.max_position_embeddings == made.trained > model_types.TOKENS
+    model = small("opt", transformers.AutoModelForCausalLM)
+    assert model.config.max_position_embeddings > model_types.TOKENS
 
 
 def test_a_type_without_small_sizes_is_told_from_one_that_is_refused() -> None:
