@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.train import LENGTH
+from bench.presets import LENGTH
 from posenc_export.benchmark import run
 from posenc_export.commands.terminal import Progress, show, summary
 from posenc_export.export import Sources, export

@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Dict, List, Mapping
 
-from bench import decode_page
+from bench import decode_cost
 from bench.compact_svg import save
 from bench.marked import TEXTS, text
 from posenc_export import encodings
@@ -168,8 +168,8 @@ def write(docs: Path) -> None:
         save(draw_small(name), folder / "small" / f"{name}.svg")
     (folder / "README.md").write_text(gallery(), encoding="utf-8")
     cost = json.loads((TEXTS.parent / "results/decode_cost.json").read_text(encoding="utf-8"))
-    (docs / "decode.md").write_text(decode_page.page(cost), encoding="utf-8")
-    save(decode_page.figure(cost), docs / "decode.svg")
+    (docs / "decode.md").write_text(decode_cost.page(cost), encoding="utf-8")
+    save(decode_cost.figure(cost), docs / "decode.svg")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict
 
 import pytest
 
-from bench import clients, cuda_dry_run, decode_page, encoding_pages, parity, runtime_pages
+from bench import clients, cuda_dry_run, decode_cost, encoding_pages, parity, runtime_pages
 from posenc_export.encodings import REGISTRY
 
 TOP = Path(__file__).parents[1]
@@ -22,7 +22,7 @@ PAGES: Dict[str, Callable[[], str]] = {
     "parity.md": lambda: parity.table(_read(DOCS / "parity.json")),
     "runtimes/table.md": lambda: clients.table(_read(RESULTS / "clients.json")),
     "runtimes/cuda-dry-run.md": lambda: cuda_dry_run.page(_read(RESULTS / "cuda_dry_run.json")),
-    "decode.md": lambda: decode_page.page(_read(RESULTS / "decode_cost.json")),
+    "decode.md": lambda: decode_cost.page(_read(RESULTS / "decode_cost.json")),
 }
 
 
