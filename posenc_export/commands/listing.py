@@ -51,8 +51,7 @@ def _rows(what: Optional[str]) -> Dict[str, Rows]:
 def _targets() -> Rows:
     from posenc_export.runtime.artefact.schema import TARGETS
 
-    rows = [(name, target.graph, target.cache) for name, target in TARGETS.items()]
-    return [dict(zip(("name", "graph", "cache"), row, strict=True)) for row in rows]
+    return [{"name": name, "graph": of.graph, "cache": of.cache} for name, of in TARGETS.items()]
 
 
 def _text(name: str, rows: Rows, shorten: bool) -> str:
@@ -74,11 +73,8 @@ def _print_encoding(options: argparse.Namespace) -> int:
         print(json.dumps(row, indent=1))
         return 0
     described: Any = inspect.getdoc(KNOWN[options.what])
-    print(textwrap.fill(row["source"], WIDTH), "", described, sep="\n")
-    print("", place_of(options.what), sep="\n")
-    known = {name: str(p.default) for name, p in parameters(options.what).items()}
-    defaults = [{"parameter": name, "default": default} for name, default in known.items()]
-    if defaults:
+    print(textwrap.fill(row["source"], WIDTH), described, place_of(options.what), sep="\n\n")
+    if known := parameters(options.what):
         print()
-        show(defaults)
+        show([{"parameter": name, "default": str(p.default)} for name, p in known.items()])
     return 0

@@ -5,7 +5,7 @@ that are longer than those in training.
 import argparse
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Tuple
 
 from posenc_export.commands.options import Table, option
 from posenc_export.commands.plot import Picture
@@ -53,24 +53,13 @@ def run(options: argparse.Namespace) -> int:
         options.say(f"{name}: training")
         bits[name] = _bits(model, texts, lengths, options)
     options.say.close()
-    picture.write(_drawn(bits, lengths))
+    picture.write(_drawn(bits))
+    rows = [{"encoding": name, "bits": of} for name, of in bits.items()]
     if options.json:
-        rows = [
-            {"encoding": name, "bits": dict(zip(lengths, of, strict=True))}
-            for name, of in bits.items()
-        ]
         print(json.dumps({"file": str(picture.path), "rows": rows}))
         return 0
-    columns = [f"{length} bytes" for length in lengths]
-    show(
-        [
-            {
-                "bits per byte": name,
-                **{key: f"{value:.2f}" for key, value in zip(columns, of, strict=True)},
-            }
-            for name, of in bits.items()
-        ]
-    )
+    cells = {name: {f"{n} bytes": f"{b:.2f}" for n, b in of.items()} for name, of in bits.items()}
+    show([{"bits per byte": name, **of} for name, of in cells.items()])
     print(picture.path)
     return 0
 
@@ -91,7 +80,7 @@ def _texts(path: Any, least: int) -> Tuple[Any, Any]:
     return text[:end], text[end:]
 
 
-def _bits(model: Any, texts: Tuple[Any, Any], lengths: Sequence[int], options: Any) -> List[float]:
+def _bits(model: Any, texts: Tuple[Any, Any], lengths: List[int], options: Any) -> Dict[int, float]:
     """Train a decoder, and return its bits per byte at each length of context."""
     from posenc_export.models.randomness import drawn_from
     from posenc_export.models.training import bits_per_byte, fit, initialise
@@ -100,18 +89,19 @@ def _bits(model: Any, texts: Tuple[Any, Any], lengths: Sequence[int], options: A
         initialise(model)
         fit(model.train(), texts[0], options.steps, options.length, RATE, options.say)
     model.eval()
-    last, room = options.length // 2, lengths[-1]
-    return [bits_per_byte(model, texts[1], length, PLACES, last, room) for length in lengths]
+    rest = (PLACES, options.length // 2, lengths[-1])
+    return {length: bits_per_byte(model, texts[1], length, *rest) for length in lengths}
 
 
-def _drawn(bits: Dict[str, List[float]], lengths: Sequence[int]) -> Any:
+def _drawn(bits: Dict[str, Dict[int, float]]) -> Any:
     """Draw the bits per byte of each encoding by bytes of context."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
     for name, of in bits.items():
-        axes.plot(lengths, of, marker="o", label=name)
+        lengths = list(of)
+        axes.plot(lengths, list(of.values()), marker="o", label=name)
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.axvline(lengths[0], color="0.7", linestyle=":", label="length in training")

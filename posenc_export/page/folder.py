@@ -13,6 +13,7 @@ from posenc_export.runtime.artefact import chat_template, files, places, publish
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.summary import summary
+from posenc_export.shared.refusal import refusal
 
 # Assets by their names in a page.
 SHARED = {name: name for name in ("model.js", "certificate.js", "style.css")}
@@ -144,18 +145,16 @@ def check(manifest: Manifest) -> None:
     """Raise ValueError unless a page can run an artefact."""
     if not manifest.decodes or manifest.encoder:
         kind = "decoder that reads an encoder" if manifest.encoder else manifest.kind
-        rule = f"page: expected a decoder, got a model of kind {kind}"
-        raise ValueError(f"{rule}; {NO_PAGE[manifest.kind]}")
+        raise refusal("page", "a decoder", f"a model of kind {kind}", NO_PAGE[manifest.kind])
     target, dtype = manifest.target, manifest.dtype
     if target not in TARGETS or dtype != "float32":
-        rule = f"page: expected target {' or '.join(TARGETS)} in float32"
-        remedy = "export it with --target ort --dtype float32"
-        raise ValueError(f"{rule}, got target {target} in {dtype}; {remedy}")
+        rule, remedy = f"target {' or '.join(TARGETS)} in float32", "export it with --target ort"
+        raise refusal("page", rule, f"target {target} in {dtype}", f"{remedy} --dtype float32")
     known = inputs_of_pages()
     unknown = [value.name for value in manifest.inputs if value.name not in known]
     if unknown:
-        rule = f"page: expected inputs among {', '.join(known)}, got {unknown[0]}"
-        raise ValueError(f"{rule}; use posenc inspect --runtime node")
+        rule, remedy = f"inputs among {', '.join(known)}", "use posenc inspect --runtime node"
+        raise refusal("page", rule, unknown[0], remedy)
 
 
 def inputs_of_pages() -> List[str]:
@@ -176,7 +175,7 @@ def _web(folder: Optional[Path]) -> Path:
             return place
     got = "none" if folder is None else f"{folder} without dist/{WEB[-1]}"
     remedy = "npm install onnxruntime-web, or give --onnxruntime-web FOLDER"
-    raise ValueError(f"page: expected the npm package onnxruntime-web, got {got}; {remedy}")
+    raise refusal("page", "the npm package onnxruntime-web", got, remedy)
 
 
 def _page_data(name: str, manifest: Manifest) -> Dict[str, Any]:
@@ -216,8 +215,8 @@ def copy_libraries(modules: Path, page: Path) -> None:
     for name, path in LIBRARIES.items():
         if not (modules / path).is_file():
             package = path.partition("/dist")[0]
-            rule = f"page: expected the npm package {package} beside onnxruntime-web for the text"
-            raise ValueError(f"{rule} of this model, got none; npm install {package}")
+            rule = f"the npm package {package} beside onnxruntime-web for the text of this model"
+            raise refusal("page", rule, "none", f"npm install {package}")
         shutil.copyfile(modules / path, page / "text" / name)
 
 

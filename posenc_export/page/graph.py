@@ -16,6 +16,7 @@ from posenc_export.runtime.graphs import onnx_nodes
 from posenc_export.runtime.graphs.onnx_parts import serialised, with_attribute
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.shared.numerics import worst_error
+from posenc_export.shared.refusal import refusal
 
 # By operator and domain: input past_key, output of the attention weights, and the attribute that
 # asks for them after the softmax.
@@ -86,7 +87,7 @@ def check_calls(
     error = worst_error(np.concatenate(logits), np.asarray(expected))
     if not error <= bound:
         rule = f"calls of the graph to give the logits of a session within {bound:.1e}"
-        raise ValueError(f"page: expected {rule}, got {error:.1e}; report this")
+        raise refusal("page", rule, f"{error:.1e}", "report this")
 
 
 def _opened(path: Path, manifest: Manifest) -> Any:

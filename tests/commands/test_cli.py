@@ -274,7 +274,7 @@ MISSPELLED = {
         "got 'org/name-1B'; give one that exists, or download the model first: hf download "
         "org/name-1B --local-dir name-1B"
     ),
-    "describe hf://org/name/q4.gguf": "got none; hf download org/name q4.gguf --local-dir name",
+    "inspect hf://org/name/q4.gguf": "meant, hf download org/name q4.gguf --local-dir name",
     "generate org/name --prompt x": (
         "got 'org/name'; give one that exists, or download the model first: hf download "
         "org/name --local-dir name"
