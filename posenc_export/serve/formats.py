@@ -2,6 +2,7 @@
 
 import json
 import secrets
+from dataclasses import replace
 from typing import Annotated, Any, Dict, List, Literal, Optional, Sequence, Type, Union
 
 from pydantic import Field
@@ -16,7 +17,6 @@ from posenc_export.serve.protocol import (
     Fields,
     Ids,
     Nothing,
-    Prompt,
     SamplingRequest,
     Whole,
     encoded,
@@ -52,13 +52,13 @@ class Completions:
     def __init__(self, codec: Codec, stop_ids: Sequence[int]) -> None:
         self.codec, self.stop_ids = codec, tuple(stop_ids)
 
-    def prompts(self, asked: Any, codec: Codec, limits: Limits) -> List[Prompt]:
+    def prompts(self, asked: Any, codec: Codec, limits: Limits) -> List[Request]:
         rows = (
             encoded(prompt, codec, limits) if isinstance(prompt, str) else tuple(prompt)
             for prompt in prompts_of(asked)
         )
-        rest = (asked.max_tokens, self.stop_ids, asked.logprobs)
-        return [Prompt(ids, *rest) for ids in rows]
+        how: Any = {"stop_ids": self.stop_ids, "logprobs": asked.logprobs}
+        return [Request(ids, asked.max_tokens, **how) for ids in rows]
 
     def answer(self, part: Part, asked: Any) -> Dict[str, Any]:
         ids = {"token_ids": part.ids} if asked.return_token_ids else {}
@@ -142,10 +142,9 @@ class ChatRequest(SamplingRequest):
     chat_template_kwargs: Dict[str, Any] = Field(
         {}, description="Further values for the chat template, by names that it reads."
     )
-    enable_thinking: Optional[bool] = Field(
+    reasoning_effort: Optional[str] = Field(
         None, description="Short for chat_template_kwargs with this name."
     )
-    reasoning_effort: Optional[str] = Field(None, description="Likewise.")
     tools: Nothing = []
     tool_choice: Literal[None, "none", "auto"] = None
     parallel_tool_calls: bool = Field(True, description="Without effect, as there are no tools.")
@@ -166,7 +165,7 @@ class Chat:
     def __init__(self, codec: Optional[ChatCodec]) -> None:
         self.codec = codec
 
-    def prompts(self, asked: Any, codec: Codec, limits: Limits) -> List[Prompt]:
+    def prompts(self, asked: Any, codec: Codec, limits: Limits) -> List[Request]:
         if self.codec is None:
             remedy = "send a prompt to /v1/completions"
             raise refused("chat", "a model with a chat template", "one without", remedy)
@@ -174,9 +173,8 @@ class Chat:
             rule = "0 without logprobs"
             raise refused("top_logprobs", rule, asked.top_logprobs, "set logprobs")
         values = dict(asked.chat_template_kwargs)
-        for name in ("enable_thinking", "reasoning_effort"):
-            if (value := getattr(asked, name)) is not None:
-                values[name] = value
+        if asked.reasoning_effort is not None:
+            values["reasoning_effort"] = asked.reasoning_effort
         plain = [message.plain() for message in asked.messages]
         text = self.codec.text(plain, chat_template_kwargs=values)
         ids = encoded(text, self.codec.codec, limits, special=False)
@@ -184,7 +182,8 @@ class Chat:
         most = asked.max_tokens if most is None else most
         if most is None:
             most = max(1, limits.context - len(ids))
-        return [Prompt(ids, most, self.codec.ends, asked.top_logprobs if asked.logprobs else None)]
+        logprobs = asked.top_logprobs if asked.logprobs else None
+        return [Request(ids, most, stop_ids=tuple(self.codec.ends), logprobs=logprobs)]
 
     def answer(self, part: Part, asked: Any) -> Dict[str, Any]:
         message = {"role": "assistant", "content": part.text}
@@ -216,8 +215,8 @@ class Chat:
         return {**spelled, "logprob": max(logarithm, LEAST)}
 
 
-# The form of a route: prompts of a request, an entry of `choices` of its response, and one of an
-# event of a stream, None if there is nothing to send.
+# The form of a route: prompts of a request, without its sampling, an entry of `choices` of its
+# response, and one of an event of a stream, None if there is nothing to send.
 Format = Union[Completions, Chat]
 
 
@@ -230,18 +229,10 @@ def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -
         rule = f"at most {limits.queue} choices of all prompts together"
         raise refused("prompt", rule, count, "send several requests")
     first = secrets.randbits(63) if asked.seed is None else asked.seed
+    how: Any = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p")}
+    how["sharing"] = json.dumps([asked.user, asked.prompt_cache_key, asked.safety_identifier])
     return [
-        Request(
-            prompt.ids,
-            prompt.max_tokens,
-            temperature=asked.temperature,
-            top_k=asked.top_k,
-            top_p=asked.top_p,
-            seed=seed % 2**64,
-            stop_ids=(*prompt.stop_ids, *asked.stop_token_ids),
-            logprobs=prompt.logprobs,
-            sharing=json.dumps([asked.user, asked.prompt_cache_key, asked.safety_identifier]),
-        )
-        for prompt in format.prompts(asked, codec, limits)
+        replace(row, seed=seed % 2**64, stop_ids=(*row.stop_ids, *asked.stop_token_ids), **how)
+        for row in format.prompts(asked, codec, limits)
         for seed in range(first, first + asked.n)
     ]

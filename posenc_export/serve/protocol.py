@@ -6,7 +6,6 @@ from typing import (
     Dict,
     List,
     Literal,
-    NamedTuple,
     Optional,
     Sequence,
     Tuple,
@@ -46,15 +45,6 @@ def _nothing(value: Any, info: ValidationInfo) -> Any:
 
 Nothing = Annotated[List[Any], AfterValidator(_nothing), Field(json_schema_extra={"maxItems": 0})]
 NoEntries = Annotated[Dict[str, Any], AfterValidator(_nothing)]
-
-
-class Prompt(NamedTuple):
-    """A prompt, and what its continuations may be."""
-
-    ids: Tuple[int, ...]
-    max_tokens: int
-    stop_ids: Tuple[int, ...]  # ids that end a continuation, without those of the request
-    logprobs: Optional[int] = None  # as for requests.Request
 
 
 class Fields(BaseModel):

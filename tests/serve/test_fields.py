@@ -74,7 +74,6 @@ def test_bytes_of_log_probabilities_come_from_the_vocabulary(port: int) -> None:
     ("fields", "prompt"),
     [
         ({}, "user:ab;"),
-        ({"enable_thinking": False}, "user:ab;-"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "user:ab;-"),
         ({"reasoning_effort": "low"}, "user:ab;low"),
     ],
@@ -92,7 +91,10 @@ def test_the_template_joins_parts_of_text_and_gets_values_of_the_request(
     [
         ({"enable_thinkin": 1}, "expected names that the .*, got enable"),
         ({"messages": []}, "expected names that the .*, got messages"),
-        ({"enable_thinking": "x" * 70_000}, "expected at most 65536 bytes"),
+        (
+            {"chat_template_kwargs": {"enable_thinking": "x" * 70_000}},
+            "expected at most 65536 bytes",
+        ),
     ],
 )
 def test_values_that_the_template_does_not_read_are_refused(
