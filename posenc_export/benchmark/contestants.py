@@ -17,13 +17,17 @@ SHOWN = 3  # names of encodings in a label; further ones are shown as "..."
 
 
 def model_label(manifest: Manifest) -> str:
-    """Return encodings, layers x width and number of parameters, as in "rope 5x128 0.97M"."""
+    """Return encodings, layers x width and number of parameters, as in "rope 5x128 0.97M"; of a
+    module its class and this number.
+    """
     config = manifest.config
-    order = config.get("order")
-    layers = f"{len(order)}x" if order else f"{config.get('kind', 'model')} "
+    order, kind = config.get("order"), manifest.kind
+    layers = f"{len(order)}x" if order else f"{kind} "
     count, names = parameters(manifest) / 1e6, "+".join(_encodings(config)) or "nope"
     digits = 0 if count >= 99.5 else 1 if count >= 9.95 else 2
-    return f"{names} {layers}{config.get('width', '?')} {count:.{digits}f}M"
+    built = f"{names} {layers}{config.get('width', '?')}"
+    named = str(config.get("name")).rpartition(".")[2]
+    return f"{named if kind == 'module' else built} {count:.{digits}f}M"
 
 
 def parameters(manifest: Manifest) -> int:

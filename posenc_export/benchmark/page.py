@@ -21,7 +21,6 @@ from posenc_export.benchmark.report import (
 )
 from posenc_export.benchmark.results import Row
 from posenc_export.runtime.artefact.places import write_file
-from posenc_export.shared.refusal import refusal
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff; max-width: 66rem;
@@ -63,7 +62,7 @@ def write(report: Report, path: Path) -> None:
 
 
 def render(report: Report) -> str:
-    """Return the HTML page of a report. Raise ValueError without matplotlib."""
+    """Return the HTML page of a report. Raise ModuleNotFoundError without matplotlib."""
     looks = [{"color": color, "linestyle": line} for line in LINES for color in COLOURS]
     names = [loaded.contestant for loaded in report.contestants]
     styles = dict(zip(names, itertools.cycle(looks)))  # noqa: B905
@@ -152,11 +151,11 @@ def _band(
     percentile, on a logarithmic axis.
     """
     tokens = [row.tokens for row in rows]
-    ends = [[value(r, s) for r, s in zip(rows, times, strict=True)] for times in (
-        [row.p10_seconds for row in rows], [row.p90_seconds for row in rows])]  # fmt: skip
-    medians = [value(row, row.median_seconds) for row in rows]
-    axes.plot(tokens, medians, marker="o", **style)
-    axes.fill_between(tokens, *ends, alpha=0.2, linewidth=0, color=style["color"])
+    axes.plot(tokens, [value(row, row.median_seconds) for row in rows], marker="o", **style)
+    low, high = (
+        [value(r, getattr(r, name)) for r in rows] for name in ("p10_seconds", "p90_seconds")
+    )
+    axes.fill_between(tokens, low, high, alpha=0.2, linewidth=0, color=style["color"])
     axes.set_yscale("log")
     axes.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
     axes.yaxis.set_major_formatter(lambda value, place: f"{value:,g}")
@@ -175,12 +174,9 @@ def _figure(title: str, rows: List[Row], places: str, unit: str, mark: Mark, sty
     """Return a heading and a plot with a line per contestant; "" with one number of tokens."""
     if len({row.tokens for row in rows}) < 2:
         return ""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        rule = "matplotlib to be installed for an HTML page"
-        raise refusal("benchmark", rule, "none", "pip install 'posenc-export[report]'") from None
+    import matplotlib
+    from matplotlib.figure import Figure
+
     tokens = sorted({row.tokens for row in rows})
     fonts: Any = {"svg.fonttype": "none", "svg.hashsalt": title, "font.family": "sans-serif"}
     with matplotlib.rc_context(fonts):
@@ -193,10 +189,8 @@ def _figure(title: str, rows: List[Row], places: str, unit: str, mark: Mark, sty
         axes.set_xscale("log", base=2)
         axes.set_xticks(tokens, [str(number) for number in tokens])
         axes.minorticks_off()
-        scaled = (axes.get_xscale(), axes.get_yscale())
-        said = ("", " (logarithmic)")
-        axes.set_xlabel(places + said[scaled[0] == "log"])
-        axes.set_ylabel(unit + said[scaled[1] == "log"])
+        axes.set_xlabel(f"{places} (logarithmic)")
+        axes.set_ylabel(f"{unit} (logarithmic)" if axes.get_yscale() == "log" else unit)
         axes.grid(color="#d8dee4", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         _label_ends(axes, ends, styles)
@@ -215,15 +209,8 @@ def _label_ends(axes: Any, ends: Sequence[Tuple[str, float]], styles: Styles) ->
     last = -APART
     for height, name in sorted(heights):
         last = max(height, last + APART)
-        axes.text(
-            1.02,
-            last,
-            name,
-            color=styles[name]["color"],
-            transform=axes.transAxes,
-            va="center",
-            parse_math=False,
-        )
+        how = {"transform": axes.transAxes, "va": "center", "parse_math": False}
+        axes.text(1.02, last, name, color=styles[name]["color"], **how)
 
 
 def _folded(title: str, content: str) -> str:

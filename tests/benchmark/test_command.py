@@ -1,6 +1,7 @@
 """`posenc bench`: its arguments, output, files and exit status, without measurements."""
 
 import json
+import sys
 
 import pytest
 
@@ -83,6 +84,12 @@ def test_a_report_is_not_written_into_an_artefact(asked, capsys, tmp_path):
         assert cli.main(["bench", "a", option, str(tmp_path / "report")]) == 2
         assert "outside any artefact" in capsys.readouterr().err
     assert asked == [] and [path.name for path in tmp_path.iterdir()] == ["posenc.json"]
+
+
+def test_a_missing_matplotlib_names_the_extra(asked, capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert cli.main(["bench", "a", "--html", str(tmp_path / "page.html")]) == 2
+    assert "pip install 'posenc-export[report]'" in capsys.readouterr().err and asked == []
 
 
 REFUSED = [

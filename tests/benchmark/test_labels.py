@@ -39,6 +39,8 @@ def test_a_model_is_named_by_encoding_layers_width_and_parameters():
         model_label(eager(seeded(block_config(512, 8, 64, encoding={"name": "alibi"})))[1])
         == "alibi block 512 1.05M"
     )
+    module = eager(load_preset("tiny-rope"))[1].replace(kind="module", config={"name": "mine.GPT"})
+    assert model_label(module) == "GPT 0.96M"
 
 
 @pytest.mark.parametrize("tied", [True, False])

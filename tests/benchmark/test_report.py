@@ -3,7 +3,6 @@
 import base64
 import json
 import re
-import sys
 
 import msgspec
 import pytest
@@ -73,12 +72,6 @@ def test_a_dollar_in_a_name_is_drawn_as_it_is():
     result = rows.report([rows.row(name, [1e-3] * 5, tokens=tokens) for tokens in (128, 1024)])
     plots = re.findall(r'base64,([^"]*)', page.render(result))
     assert len(plots) == 1 and name in base64.b64decode(plots[0]).decode()
-
-
-def test_a_missing_matplotlib_names_the_extra(report, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match=r"pip install 'posenc-export\[report\]'"):
-        page.write(report, tmp_path / "page.html")
 
 
 def test_the_page_begins_with_the_model_and_the_result_and_marks_a_busy_machine_once(tmp_path):
