@@ -139,20 +139,6 @@ def check_direction(encoding: PositionEncoding, causal: bool) -> None:
         raise refusal("attention", rule, kind, "choose another encoding or attention")
 
 
-def check_places(
-    on_tokens: Sequence[PositionEncoding], in_layers: Sequence[PositionEncoding]
-) -> None:
-    """Raise ValueError if an encoding has a hook that is not called at its place."""
-    for placed, hooks, actual, required in (
-        (on_tokens, ("rotate", "bias", "observe", "rescore"), "on tokens", "in layers"),
-        (in_layers, ("embed", "embed_next"), "in layers", "on tokens"),
-    ):
-        for encoding in placed:
-            if overrides(encoding, *hooks):
-                rule, got = "encodings at the place where they act", type(encoding).__name__
-                raise refusal("config", rule, f"{got} {actual}", f"put it {required}")
-
-
 def attention(width: int, config: AttentionConfig, encoding: PositionEncoding) -> torch.nn.Module:
     """Build the attention that a config describes. ValueError: as check_direction."""
     check_direction(encoding, config.causal)

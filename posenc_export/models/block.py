@@ -1,23 +1,22 @@
 """An attention block: one attention layer with its encodings, to export or to use in a module."""
 
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import encodings
-from posenc_export.encodings.shared.combined import coordinates_of
-from posenc_export.models.attention import attention, check_direction, check_places
+from posenc_export.models.attention import attention
 from posenc_export.models.config import BlockConfig
 from posenc_export.models.layer import Mask
 from posenc_export.models.parts import build
-from posenc_export.models.whole_pass import check_dtype, whole_pass
+from posenc_export.models.whole_pass import Whole
 from posenc_export.ops import TokenPlaces
 from posenc_export.shared.refusal import refusal
 
 
-class AttentionBlock(torch.nn.Module):
+class AttentionBlock(Whole):
     """One attention with its encodings: hidden states in, hidden states out.
 
     Args:
@@ -29,34 +28,17 @@ class AttentionBlock(torch.nn.Module):
     """
 
     def __init__(self, config: BlockConfig) -> None:
-        super().__init__()
-        # How to rebuild the same weights, empty if that is not possible (models.presets).
-        self.source: Dict[str, Any] = {}
-        self.config = config
         geometry = config.attention.geometry(config.width, config.max_positions)
-        self.token_encoding, encoding = (
+        on_tokens, encoding = (
             encodings.build_all(specs, geometry)
             for specs in (config.encodings, config.attention.encodings)
         )
-        if self.token_encoding.token_width(config.width) != config.width:
+        if on_tokens.token_width(config.width) != config.width:
             got = f"{config.encodings[0]['name']}, which acts on token ids"
             raise refusal("block", "encodings of hidden states", got, "use it in a decoder")
-        check_places([self.token_encoding], [encoding])
-        check_direction(self.token_encoding, geometry.causal)
-        read = coordinates_of([self.token_encoding, encoding])
-        self.axes, self.coordinate_range, self.with_position = read
+        super().__init__(config, on_tokens, [encoding])
         self.attention = attention(config.width, config.attention, encoding)
         self.mask = Mask(build("sees", config.attention.sees), encoding)
-        self.embed_states = len(self.token_encoding.embed_states())
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call `forward`; with x alone compute the output of whole sequences at positions 0 .. S-1,
-        as for training. ValueError: as whole_pass and check_dtype.
-        """
-        check_dtype(self)
-        if len(arguments) == 1 and not named:
-            return whole_pass(self, *arguments)
-        return super().__call__(*arguments, **named)
 
     def forward(
         self, x: Tensor, places: TokenPlaces, states: List[Tensor]
@@ -66,13 +48,6 @@ class AttentionBlock(torch.nn.Module):
         x, carried = self.token_encoding.embed_next(x, places.coordinates, states[:before])
         y, present = self.attention(x, places, self.mask(places, x), states[before:])
         return y, carried + present
-
-    @torch.jit.unused
-    def weight_dtype(self) -> torch.dtype:
-        """Return the dtype of weights and activations."""
-        reader: Any = self.attention.projection
-        dtype: torch.dtype = reader.output.weight.dtype
-        return dtype
 
     @torch.jit.unused
     def attentions(self) -> List[Any]:

@@ -9,18 +9,16 @@ from torch import Tensor
 
 from posenc_export import encodings, ops
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
-from posenc_export.encodings.shared.combined import coordinates_of
-from posenc_export.models.attention import check_direction, check_places
 from posenc_export.models.config import StackConfig
 from posenc_export.models.embedding_and_head import Head, Text, Tokens
 from posenc_export.models.layer import Layer, shared_masks
 from posenc_export.models.parts import build
-from posenc_export.models.whole_pass import check_dtype, whole_pass
+from posenc_export.models.whole_pass import Whole
 from posenc_export.ops import TokenPlaces
 from posenc_export.shared.refusal import refusal
 
 
-class Stack(torch.nn.Module):
+class Stack(Whole):
     """A model that maps token ids to logits, or without a head to hidden states.
 
     Args:
@@ -34,24 +32,16 @@ class Stack(torch.nn.Module):
     __jit_ignored_attributes__ = ["text"]
 
     def __init__(self, config: StackConfig) -> None:
-        super().__init__()
-        # How to rebuild the same weights, empty if that is not possible (models.presets).
-        self.source: Dict[str, Any] = {}
+        on_tokens, *built = _encodings(config)
+        super().__init__(config, on_tokens, built)
         self.text = Text()
-        self.config = config
         width, kinds = config.width, config.kinds
-        self.token_encoding, *built = _encodings(config)
-        check_places([self.token_encoding], built)
-        check_direction(self.token_encoding, config.token_geometry.causal)
-        read = coordinates_of([self.token_encoding, *built])
-        self.axes, self.coordinate_range, self.with_position = read
-        self.tokens: Any = Tokens(config.width, config.tokens, self.token_encoding)
+        self.tokens: Any = Tokens(config.width, config.tokens, on_tokens)
         pairs = zip(kinds, built, strict=True)
         self.layers = torch.nn.ModuleList(Layer(width, kind, own) for kind, own in pairs)
         self.norm = build("norm", config.norm or {"name": "none"}, width)
         self.head = self._build_head()
         self.masks, self.mask_of = shared_masks(kinds, built)
-        self.embed_states = len(self.token_encoding.embed_states())
         self.layer_states = [len(attention.states()) for attention in self.attentions()]
 
     def _build_head(self) -> torch.nn.Module:
@@ -63,15 +53,6 @@ class Stack(torch.nn.Module):
             rule = f"a token table of the model's width {self.config.width} for a tied head"
             raise refusal("decoder", rule, table.size(1), "set tied=False")
         return Head(self.config.width, table.size(0), table if config.tied else None)
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call `forward`; with x alone compute whole sequences at positions 0 .. S-1, as for
-        training. ValueError: as whole_pass and check_dtype.
-        """
-        check_dtype(self)
-        if len(arguments) == 1 and not named:
-            return whole_pass(self, *arguments)
-        return super().__call__(*arguments, **named)
 
     def forward(
         self,
@@ -102,12 +83,6 @@ class Stack(torch.nn.Module):
             x = ops.select_tokens(x, logits_index)  # [B,R,E]
         x = self.norm(x)
         return self.head(x), present  # [B,R,V]
-
-    @torch.jit.unused
-    def weight_dtype(self) -> torch.dtype:
-        """Return the dtype of weights and activations."""
-        dtype: torch.dtype = self.tokens.embedding.weight.dtype
-        return dtype
 
     @torch.jit.unused
     def attentions(self) -> List[Any]:

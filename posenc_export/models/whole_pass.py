@@ -1,13 +1,65 @@
 """The call of a model without a cache, as in training, with its input only, and what it reads."""
 
-from typing import Any, List
+from typing import Any, Dict, List, Sequence
 
 import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import PositionEncoding, StateSpec
+from posenc_export.encodings.shared.combined import coordinates_of, overrides
+from posenc_export.models.attention import check_direction
 from posenc_export.ops import TokenPlaces
 from posenc_export.shared.refusal import refusal
+
+
+class Whole(torch.nn.Module):
+    """A block or a stack, which is also called with its input alone.
+
+    Args:
+        config: its description.
+        on_tokens, in_layers: its encodings. ValueError: one has a hook that is not called at its
+            place, or reads other coordinates than the others.
+    """
+
+    def __init__(
+        self, config: Any, on_tokens: PositionEncoding, in_layers: Sequence[PositionEncoding]
+    ) -> None:
+        super().__init__()
+        # How to rebuild the same weights, empty if that is not possible (models.presets).
+        self.source: Dict[str, Any] = {}
+        self.config, self.token_encoding = config, on_tokens
+        for placed, hooks, actual, required in (
+            ([on_tokens], ("rotate", "bias", "observe", "rescore"), "on tokens", "in layers"),
+            (in_layers, ("embed", "embed_next"), "in layers", "on tokens"),
+        ):
+            for encoding in placed:
+                if overrides(encoding, *hooks):
+                    rule, got = "encodings at the place where they act", type(encoding).__name__
+                    raise refusal("config", rule, f"{got} {actual}", f"put it {required}")
+        check_direction(on_tokens, config.attentions[0].causal)
+        read = coordinates_of([on_tokens, *in_layers])
+        self.axes, self.coordinate_range, self.with_position = read
+        self.embed_states = len(on_tokens.embed_states())
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call `forward`; with x alone compute whole sequences at positions 0 .. S-1, as for
+        training. ValueError: as whole_pass and check_dtype.
+        """
+        check_dtype(self)
+        if len(arguments) == 1 and not named:
+            return whole_pass(self, *arguments)
+        return super().__call__(*arguments, **named)
+
+    @torch.jit.unused
+    def weight_dtype(self) -> torch.dtype:
+        """Return the dtype of weights and activations."""
+        dtype: torch.dtype = self.attentions()[0].projection.output.weight.dtype
+        return dtype
+
+    @torch.jit.unused
+    def attentions(self) -> List[Any]:
+        """Return the attention of each layer."""
+        raise NotImplementedError
 
 
 def encodings_in(model: Any) -> List[PositionEncoding]:

@@ -108,7 +108,7 @@ BAD_PARTS = {
     ),
     "one norm too few": ({"norms": ({"name": "rms"},)}, "expected 2 norms of a layer, got 1"),
     "residual": ({"residual": {"name": "highway"}}, "expected name to be one of pre, post"),
-    "activation": ({"mlp": {**GATED, "activation": "step"}}, "activation to be one of silu"),
+    "activation": ({"mlp": {**GATED, "activation": "step"}}, "activation to be one of silu, gelu, got .step."),
     "parameter": (
         {"mlp": {**GATED, "depth": 2}},
         "mlp gated: expected parameter to be one of hidden, activation, bias, got 'depth'",
@@ -136,7 +136,7 @@ def _with(*names: str, **others: Any) -> Dict[str, Any]:
 
 
 BAD_ATTENTION: Dict[str, Tuple[Dict[str, Any], str]] = {
-    "window of nothing": ({"sees": {"name": "window", "size": 0}}, "size to be at least 1"),
+    "window of nothing": ({"sees": {"name": "window", "size": 0}}, "size of at least 1, got 0"),
     "sight": (
         {"sees": {"name": "dilated"}},
         "sees: expected name to be one of causal, window, chunk, both, near",

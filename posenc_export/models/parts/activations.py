@@ -1,11 +1,12 @@
 """Activation functions by name, those of torch with an independent form in float64 numpy."""
 
 import math
+from typing import Literal
 
 import numpy as np
 import torch
 
-from posenc_export.shared.refusal import refusal
+Name = Literal["silu", "gelu"]
 
 
 class SiLU(torch.nn.SiLU):
@@ -23,10 +24,3 @@ class GELU(torch.nn.GELU):
 
 
 ACTIVATIONS = {"silu": SiLU, "gelu": GELU}
-
-
-def activation(name: str) -> torch.nn.Module:
-    """Build an activation by name. ValueError: an unknown one."""
-    if name not in ACTIVATIONS:
-        raise refusal("mlp", f"activation to be one of {', '.join(ACTIVATIONS)}", repr(name))
-    return ACTIVATIONS[name]()

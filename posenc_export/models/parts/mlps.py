@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from posenc_export.models.parts import float64
-from posenc_export.models.parts.activations import activation as activation_of
+from posenc_export.models.parts.activations import ACTIVATIONS, Name
 
 
 class Plain(torch.nn.Module):
     """down(act(up x)) (Vaswani et al. 2017, 3.3)."""
 
     def __init__(
-        self, width: int, hidden: int, activation: str = "gelu", bias: bool = True
+        self, width: int, hidden: int, activation: Name = "gelu", bias: bool = True
     ) -> None:
         super().__init__()
         self.up = torch.nn.Linear(width, hidden, bias=bias)
         self.down = torch.nn.Linear(hidden, width, bias=bias)
-        self.activation = activation_of(activation)
+        self.activation = ACTIVATIONS[activation]()
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B,S,E] to [B,S,E]."""
@@ -36,13 +36,13 @@ class Gated(torch.nn.Module):
     """down(act(gate x) * up x) (Shazeer 2020, GLU Variants Improve Transformer)."""
 
     def __init__(
-        self, width: int, hidden: int, activation: str = "silu", bias: bool = False
+        self, width: int, hidden: int, activation: Name = "silu", bias: bool = False
     ) -> None:
         super().__init__()
         self.gate = torch.nn.Linear(width, hidden, bias=bias)
         self.up = torch.nn.Linear(width, hidden, bias=bias)
         self.down = torch.nn.Linear(hidden, width, bias=bias)
-        self.activation = activation_of(activation)
+        self.activation = ACTIVATIONS[activation]()
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B,S,E] to [B,S,E]."""

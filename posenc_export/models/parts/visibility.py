@@ -3,13 +3,6 @@
 from typing import Dict
 
 from posenc_export.shared.places import seen
-from posenc_export.shared.refusal import refusal
-
-
-def _least(name: str, key: str, least: int, value: int, unit: str) -> int:
-    if value < least:
-        raise refusal(f"sees {name}", f"{key} to be at least {least} {unit}", value)
-    return value
 
 
 class Visibility:
@@ -44,19 +37,22 @@ class Window(Visibility):
     Mistral, Gemma 2).
     """
 
+    least = {"size": 1}
+
     def __init__(self, size: int) -> None:
-        self.size = _least("window", "size", 1, size, "key")
         self.before = size - 1
 
     def edges(self) -> Dict[str, int]:
-        return {f"window {self.size}": self.size}
+        return {f"window {self.before + 1}": self.before + 1}
 
 
 class Chunk(Visibility):
     """The keys up to that of the query in its chunk of `size` positions (Llama 4)."""
 
+    least = {"size": 1}
+
     def __init__(self, size: int) -> None:
-        self.chunk = _least("chunk", "size", 1, size, "position")
+        self.chunk = size
 
     def edges(self) -> Dict[str, int]:
         return {f"chunk {self.chunk}": self.chunk}
@@ -73,8 +69,10 @@ class BidirectionalWindow(Visibility):
     ModernBERT).
     """
 
+    least = {"reach": 0}
+
     def __init__(self, reach: int) -> None:
-        self.before = self.after = _least("near", "reach", 0, reach, "positions")
+        self.before = self.after = reach
 
     def edges(self) -> Dict[str, int]:
         return {f"reach {self.before}": self.before + 1}
