@@ -5,7 +5,7 @@ import itertools
 from typing import Dict, List, Sequence
 
 from posenc_export import encodings as registry
-from posenc_export.encodings.shared.base import Geometry, PositionEncoding
+from posenc_export.encodings.shared.base import Geometry, own_hooks
 from posenc_export.models.presets import PRESETS
 
 HOOKS = ("embed", "embed_next", "rotate", "bias", "observe", "rescore")
@@ -15,8 +15,7 @@ SMALL = Geometry(width=32, heads=2, head_size=16, max_positions=16)
 
 def hooks_of(name: str) -> str:
     """Names of the hooks that an encoding overrides, or "none"."""
-    cls = registry.KNOWN[name]
-    hooks = [hook for hook in HOOKS if getattr(cls, hook) is not getattr(PositionEncoding, hook)]
+    hooks = own_hooks(registry.KNOWN[name], *HOOKS)
     return ", ".join(dict.fromkeys(hook.removesuffix("_next") for hook in hooks)) or "none"
 
 

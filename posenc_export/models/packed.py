@@ -22,25 +22,24 @@ def unpacked(config: Mapping[str, Any], sources: Dict[str, Source]) -> Dict[str,
     hold. config: quantization_config. ValueError: one that cannot be read, or no tensor in its
     layout.
     """
-    layouts = packed_layouts.layouts_of(config)
+    layout = packed_layouts.layout_of(config)
     plain = {name: source for name, source in sources.items() if not name.endswith(IGNORED)}
     quantized: Dict[str, Source] = {}
-    for layout in layouts:
-        for name in [name for name in plain if _is_packed(plain, name, layout)]:
-            module = name.removesuffix(layout.mark)
-            ends = [layout.mark]
-            for other in layout.others:
-                end = other.removesuffix("?")
-                if module + end in plain:
-                    ends.append(end)
-                elif end == other:
-                    raise refusal("checkpoint", f"{module + end} beside {name}", "none", AGAIN)
-            weight = module + layout.name
-            parts = {end: plain.pop(module + end) for end in ends}
-            quantized[weight] = (PackedTensor(weight, layout, parts), weight)
+    for name in [name for name in plain if _is_packed(plain, name, layout)]:
+        module = name.removesuffix(layout.mark)
+        ends = [layout.mark]
+        for other in layout.others:
+            end = other.removesuffix("?")
+            if module + end in plain:
+                ends.append(end)
+            elif end == other:
+                raise refusal("checkpoint", f"{module + end} beside {name}", "none", AGAIN)
+        weight = module + layout.name
+        parts = {end: plain.pop(module + end) for end in ends}
+        quantized[weight] = (PackedTensor(weight, layout, parts), weight)
     if not quantized:
         method = packed_layouts.method_of(config)
-        rule = f"tensors NAME{layouts[0].mark} by quantization_config {method}"
+        rule = f"tensors NAME{layout.mark} by quantization_config {method}"
         remedy = "remove quantization_config from config.json if the weights are not quantized"
         raise refusal("checkpoint", rule, "none", remedy)
     return {**plain, **quantized}
@@ -75,15 +74,16 @@ class PackedTensor(Matrix):
         return torch.from_numpy(self.weight())
 
     def weight(self) -> np.ndarray:
-        return self._read(self._layout.weight)
+        return self._read(packed_layouts.Whole.weight, lambda numbers: numbers)
 
     def blocks(self) -> Optional[Blocks]:
-        return None if self._layout.whole is None else self._read(self._layout.whole).blocks()
+        return self._read(packed_layouts.Whole.blocks, lambda numbers: None)
 
-    def _read(self, form: Callable[[packed_layouts.Parts], Any]) -> Any:
+    def _read(self, of_whole: Callable[[Any], Any], of_numbers: Callable[[Any], Any]) -> Any:
         parts = {end: file.raw(name) for end, (file, name) in self._sources.items()}
         try:
-            return form(parts)
+            read = self._layout.read(parts)
+            return of_whole(read) if isinstance(read, packed_layouts.Whole) else of_numbers(read)
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
             sizes = ", ".join(f"{end} {list(part.shape)}" for end, part in parts.items())
             got = f"{sizes} ({(str(error).splitlines() or [''])[0][:120]})"

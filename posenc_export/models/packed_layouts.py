@@ -1,7 +1,7 @@
 """How GPTQ, AWQ, compressed-tensors, fp8 and MXFP4 store weights in safetensors."""
 
 import math
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 import torch
@@ -57,15 +57,14 @@ class Layout(NamedTuple):
     mark: str  # end of the name of the tensor with the codes
     # Ends of the names of further tensors; those that end with ? may be missing.
     others: Tuple[str, ...]
-    name: str  # end of the name of the weight
-    shape: Callable[[Shapes], Shape]  # returns the shape of the weight from those of the tensors
-    weight: Callable[[Parts], np.ndarray]  # returns the weight as float32
-    # Returns the weight as whole numbers; None if it has none.
-    whole: Optional[Callable[[Parts], Whole]] = None
+    read: Callable[[Parts], Union[Whole, np.ndarray]]  # the weight in whole numbers or in float32
+    # Returns the shape of the weight from those of the tensors.
+    shape: Callable[[Shapes], Shape] = lambda shapes: shapes[".weight"]
+    name: str = ".weight"  # end of the name of the weight
 
 
-def layouts_of(config: Any) -> List[Layout]:
-    """Return the layouts of a quantization_config. ValueError: one that cannot be read."""
+def layout_of(config: Any) -> Layout:
+    """Return the layout of a quantization_config. ValueError: one that cannot be read."""
     method = method_of(config)
     if not isinstance(config, Mapping) or method not in METHODS:
         rule = f"quant_method in quantization_config to be one of {', '.join(METHODS)}"
@@ -85,17 +84,7 @@ def _only(config: Mapping[str, Any], key: str, allowed: Tuple[Any, ...], default
     return value
 
 
-def _of_codes(
-    mark: str,
-    others: Tuple[str, ...],
-    shape: Callable[[Shapes], Shape],
-    whole: Callable[[Parts], Whole],
-) -> List[Layout]:
-    """Return the layout of weights that are whole numbers."""
-    return [Layout(mark, others, ".weight", shape, lambda parts: whole(parts).weight(), whole)]
-
-
-def _gptq(config: Mapping[str, Any]) -> List[Layout]:
+def _gptq(config: Mapping[str, Any]) -> Layout:
     """Codes packed along inputs, zeros along outputs, in format version 1 less 1."""
     bits = _only(config, "bits", (2, 4, 8), None)
     version = _only(config, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
@@ -111,10 +100,10 @@ def _gptq(config: Mapping[str, Any]) -> List[Layout]:
     def shape(shapes: Shapes) -> Shape:
         return shapes[".qweight"][1], shapes[".qweight"][0] * WORD // bits
 
-    return _of_codes(".qweight", (".qzeros", ".scales", ".g_idx?"), shape, whole)
+    return Layout(".qweight", (".qzeros", ".scales", ".g_idx?"), whole, shape)
 
 
-def _awq(config: Mapping[str, Any]) -> List[Layout]:
+def _awq(config: Mapping[str, Any]) -> Layout:
     """Codes and zeros of 4 bits packed along outputs, those of even outputs first in a word."""
     bits = _only(config, "bits", (4,), None)
     _only(config, "version", ("gemm", "GEMM"), "gemm")
@@ -132,10 +121,10 @@ def _awq(config: Mapping[str, Any]) -> List[Layout]:
     def shape(shapes: Shapes) -> Shape:
         return shapes[".qweight"][1] * WORD // bits, shapes[".qweight"][0]
 
-    return _of_codes(".qweight", (".qzeros", ".scales"), shape, whole)
+    return Layout(".qweight", (".qzeros", ".scales"), whole, shape)
 
 
-def _compressed(config: Mapping[str, Any]) -> List[Layout]:
+def _compressed(config: Mapping[str, Any]) -> Layout:
     """Packed codes of 4 or 8 bits, int8, or float8, of compressed-tensors."""
     bits, kind = _compressed_kind(config)
     formats = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
@@ -145,11 +134,9 @@ def _compressed(config: Mapping[str, Any]) -> List[Layout]:
         def shape(shapes: Shapes) -> Shape:
             return shapes[".weight_packed"][0], shapes[".weight_packed"][1] * WORD // bits
 
-        return _of_codes(".weight_packed", others, shape, lambda parts: _packed(parts, bits))
+        return Layout(".weight_packed", others, lambda parts: _packed(parts, bits), shape)
     named = (".weight_scale", ".weight_zero_point?")
-    if kind == "float":
-        return [Layout(".weight", named, ".weight", _same, _scaled)]
-    return _of_codes(".weight", named, _same, _int8)
+    return Layout(".weight", named, _scaled if kind == "float" else _int8)
 
 
 def _compressed_kind(config: Mapping[str, Any]) -> Tuple[int, Any]:
@@ -200,13 +187,13 @@ def _scaled(parts: Parts, end: str = ".weight_scale") -> np.ndarray:
     return (weight * scales).numpy()
 
 
-def _fp8(config: Mapping[str, Any]) -> List[Layout]:
+def _fp8(config: Mapping[str, Any]) -> Layout:
     """Weights in float8 with a factor for each block, 128 x 128 in published models."""
     end = ".weight_scale_inv"
-    return [Layout(".weight", (end,), ".weight", _same, lambda parts: _scaled(parts, end))]
+    return Layout(".weight", (end,), lambda parts: _scaled(parts, end))
 
 
-def _mxfp4(config: Mapping[str, Any]) -> List[Layout]:
+def _mxfp4(config: Mapping[str, Any]) -> Layout:
     """Experts [experts,inputs,outputs], 32 inputs with 4-bit floats and a power of 2 (gpt-oss)."""
 
     def weight(parts: Parts) -> np.ndarray:
@@ -219,11 +206,7 @@ def _mxfp4(config: Mapping[str, Any]) -> List[Layout]:
         experts, outputs, blocks, _ = shapes["_blocks"]
         return experts, 32 * blocks, outputs
 
-    return [Layout("_blocks", ("_scales",), "", shape, weight)]
-
-
-def _same(shapes: Shapes) -> Shape:
-    return shapes[".weight"]
+    return Layout("_blocks", ("_scales",), weight, shape, "")
 
 
 def _scales(tensor: Tensor) -> np.ndarray:
@@ -242,7 +225,7 @@ def _bits(words: Tensor, bits: int) -> np.ndarray:
     return codes.reshape(len(whole), math.prod(codes.shape[1:])).astype(np.int16)
 
 
-METHODS: Dict[str, Callable[[Mapping[str, Any]], List[Layout]]] = {
+METHODS: Dict[str, Callable[[Mapping[str, Any]], Layout]] = {
     "gptq": _gptq,
     "awq": _awq,
     "compressed-tensors": _compressed,

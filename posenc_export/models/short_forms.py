@@ -3,9 +3,10 @@
 import itertools
 from typing import Any, Dict, Mapping, Sequence, Tuple, Union
 
-import msgspec
+from msgspec.structs import replace
 
-from posenc_export.encodings import KNOWN, PositionEncoding, parse
+from posenc_export.encodings import KNOWN, parse
+from posenc_export.encodings.shared.base import own_hooks
 from posenc_export.models import config
 from posenc_export.models.attention_config import check
 from posenc_export.shared import registry
@@ -133,34 +134,21 @@ def encoder_config(
     """
     rule = "bidirectional attention in an encoder"
     check(not block.attention.causal, rule, "causal attention", "give causal=False")
-    check(layers >= 1, "layers to be at least 1", layers, "give a number of layers")
-    norm: Dict[str, Any] = {"name": "layer", "epsilon": epsilon}
-    mlp = {**MLPS["gelu"], "hidden": hidden, "bias": True}
-    post: Dict[str, Any] = {"residual": {"name": "post"}, "norms": (norm, norm), "mlp": mlp}
-    layer = config.LayerConfig(attention=block.attention, **post)
-    tokens = config.TokensConfig(vocabulary=vocabulary, encodings=block.encodings, norm=norm)
-    return config.StackConfig(
-        width=block.width,
-        max_positions=block.max_positions,
-        tokens=tokens,
-        layers={"layer": layer},
-        order=("layer",) * layers,
-    )
+    pre = decoder_config(vocabulary, layers, hidden, block, "layer", epsilon, "gelu", True)
+    layer = replace(pre.layers["layer"], residual={"name": "post"})
+    tokens = replace(pre.tokens, norm=pre.norm)
+    return replace(pre, layers={"layer": layer}, tokens=tokens, norm=None, head=None)
 
 
 def _placed(encoding: Spec) -> Tuple[Tuple[Dict[str, Any], ...], Tuple[Dict[str, Any], ...]]:
     """Return the encodings on tokens and those in layers: the given one at its place."""
     if isinstance(encoding, str):
         encoding = parse(encoding)
-    known = isinstance(encoding, Mapping)
-    check(
-        known, "an encoding as a name or a dict", repr(encoding), "give several by layer_encodings"
-    )
+    rule, remedy = "an encoding as a name or a dict", "give several by layer_encodings"
+    check(isinstance(encoding, Mapping), rule, repr(encoding), remedy)
     registry.parameters("encoding", KNOWN, encoding.get("name", ""))
-    cls, spec = KNOWN[encoding["name"]], (dict(encoding),)
-    hooks = ("embed", "embed_next")
-    on_tokens = any(getattr(cls, hook) is not getattr(PositionEncoding, hook) for hook in hooks)
-    return (spec, ()) if on_tokens else ((), spec)
+    spec = (dict(encoding),)
+    return (spec, ()) if own_hooks(KNOWN[encoding["name"]], "embed", "embed_next") else ((), spec)
 
 
 def _attentions(
@@ -174,5 +162,5 @@ def _attentions(
         if on_tokens:
             got = f"{on_tokens[0]['name']}, which acts on tokens"
             check(False, "layer_encodings that act in layers", got, "give it to the block")
-    kinds = [msgspec.structs.replace(attention, encodings=in_layers) for _, in_layers in placed]
+    kinds = [replace(attention, encodings=in_layers) for _, in_layers in placed]
     return {f"layer_{index}": kind for index, kind in enumerate(kinds)}

@@ -213,3 +213,8 @@ class PositionEncoding(torch.nn.Module):
     def oracle(self) -> Oracle:
         """Return the oracle, with the current weights."""
         return self.oracle_class(self)
+
+
+def own_hooks(kind: type, *hooks: str) -> List[str]:
+    """Return those of some hooks that a class of encodings overrides."""
+    return [hook for hook in hooks if getattr(kind, hook) is not getattr(PositionEncoding, hook)]

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Oracle, PositionEncoding, Seen, StateSpec
+from posenc_export.encodings.shared.base import (
+    Oracle,
+    PositionEncoding,
+    Seen,
+    StateSpec,
+    own_hooks,
+)
 from posenc_export.shared.refusal import refusal
 
 SIZE = 64  # of a head, for which scales are compared
@@ -20,8 +26,7 @@ def parts_of(encoding: PositionEncoding) -> List[PositionEncoding]:
 
 def overrides(encoding: PositionEncoding, *hooks: str) -> bool:
     """Whether an encoding, or a part of a combined one, overrides one of these hooks."""
-    of = [(type(part), hook) for part in parts_of(encoding) for hook in hooks]
-    return any(getattr(cls, hook) is not getattr(PositionEncoding, hook) for cls, hook in of)
+    return any(own_hooks(type(part), *hooks) for part in parts_of(encoding))
 
 
 class Coordinates(NamedTuple):

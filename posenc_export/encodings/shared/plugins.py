@@ -78,16 +78,14 @@ class Known(Encodings):
             rule = "a name of lower-case letters, digits and _"
             raise refusal(where, rule, repr(name), "choose another name")
         check_class(where, cls)
-        before = self.registered.get(name)
-        # The same class again, as when a notebook cell is run again, replaces the earlier one.
-        taken = before is not None and _place(before) != _place(cls)
-        if name in self.built_in or taken:
-            got = f"the name of {(before or self.built_in[name]).__qualname__}"
-            raise refusal(where, "an unused name", got, "choose another name")
-        points = _offered().get(name, ())
-        others = [str(_package(point)) for point in points if point.value != _place(cls)]
-        if others:
-            got = f"the name of an entry point of {', '.join(others)}"
+        points, before = _offered().get(name, ()), self.registered.get(name, cls)
+        taken = [f"an entry point of {_package(p)}" for p in points if p.value != _place(cls)]
+        if name in self.built_in:
+            taken = [self.built_in[name].__qualname__]
+        elif _place(before) != _place(cls):  # not the same class again, as of a notebook's cell
+            taken = [before.__qualname__]
+        if taken:
+            got = f"the name of {' and '.join(taken)}"
             raise refusal(where, "an unused name", got, "choose another name")
         self.registered[name] = cls
 
