@@ -334,8 +334,6 @@ def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> P
         raise refusal(WHERE, rule, count, BELONGS)
     empty = kind.empty()
     named = any(name.startswith(base) for name in names)
-    if not kind.head and named and isinstance(checkpoint, Checkpoint):
-        checkpoint.forget([name for name in names if not name.startswith(base)])
     _check(empty, checkpoint)
     if isinstance(checkpoint, GGUFCheckpoint):  # which has no names of transformers
         shapes = {name: tuple(one.shape) for name, one in empty.named_parameters()}
@@ -371,7 +369,9 @@ def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> P
     if missing and _is_unread(published, [held[name] for name in missing]):
         missing = set()  # as those of a pooler beside hidden states
     extra = {name for name in found["unexpected_keys"] if not OLD_BUFFER.search(name)} - buffers
-    if kind.head and named and kind.task not in LANGUAGE:
+    if not kind.head and named:
+        extra = {name for name in extra if name.startswith(base)}
+    elif named and kind.task not in LANGUAGE:
         extra = {name for name in extra if not _of_another_head(name, base, model)}
     if isinstance(checkpoint, Checkpoint):
         checkpoint.check_names(missing, extra, len(held))

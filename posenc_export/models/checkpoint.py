@@ -53,8 +53,7 @@ class Checkpoint:
         files: the bytes of tokenizer.json and TOKENIZER_FILES, by name, as far as they exist.
 
     Raises:
-        ValueError: no weights, a file that is missing or cannot be read, an index that does not
-            match its files.
+        ValueError: no weights, a file that is missing or cannot be read, a tensor in two files.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any] = MappingProxyType({})) -> None:
@@ -64,25 +63,16 @@ class Checkpoint:
         self._sources: Dict[str, Source] = {}
         self._reading = Lock()
         with ExitStack() as opened:
-            for path, listed in _files(folder).items():
-                self._add(SafetensorsFile(inside(path), opened), listed)
+            for path in _files(folder):
+                file = SafetensorsFile(inside(path), opened)
+                for name in file.names():
+                    if name in self._sources:
+                        got = f"{name} in {self._sources[name][0].path.name} and {path.name}"
+                        raise refusal(WHERE, "each tensor in one file", got, "remove one")
+                    self._sources[name] = (file, name)
             if config.get("quantization_config") is not None:
                 self._sources = unpacked(config["quantization_config"], self._sources)
             self._opened = opened.pop_all()
-
-    def _add(self, file: Any, listed: List[str]) -> None:
-        names = file.names()
-        added = {name: (file, name) for name in names}
-        missing = sorted(set(listed) - set(names))
-        repeated = sorted(set(added) & set(self._sources))
-        if missing:
-            rule = f"{file.path.name} to hold the tensors that the index lists"
-            raise refusal(WHERE, rule, f"no {_some(missing)}", AGAIN)
-        if repeated:
-            first = self._sources[repeated[0]][0].path.name
-            got = f"{_some(repeated)} in {first} and {file.path.name}"
-            raise refusal(WHERE, "each tensor in one file", got, "remove one")
-        self._sources.update(added)
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -105,11 +95,6 @@ class Checkpoint:
     def sizes(self) -> List[int]:
         """Return the number of entries of each tensor."""
         return [math.prod(file.shape(written)) for file, written in self._sources.values()]
-
-    def forget(self, names: List[str]) -> None:
-        """Ignore these tensors from now on."""
-        for name in names:
-            del self._sources[name]
 
     def check_names(self, missing: Set[str], extra: Set[str], count: int) -> None:
         """Raise ValueError if one of a model's `count` tensors is missing or there are others."""
@@ -178,28 +163,22 @@ def object_of(name: str, content: bytes) -> Dict[str, Any]:
     return values
 
 
-def _files(folder: Path) -> Dict[Path, List[str]]:
-    """Return the weight files, each with the tensor names that an index lists for it."""
+def _files(folder: Path) -> List[Path]:
+    """Return the weight files: one, or those that an index lists."""
     if (folder / WHOLE).is_file():
-        return {folder / WHOLE: []}
-    if (folder / SHARDED).is_file():
-        return _sharded(folder)
-    got = f"none in {str(folder)!r}"
-    raise refusal(WHERE, f"{WHOLE} or {SHARDED}", got, f"if it has other files, {CONVERT}")
-
-
-def _sharded(folder: Path) -> Dict[Path, List[str]]:
+        return [folder / WHOLE]
+    if not (folder / SHARDED).is_file():
+        got = f"none in {str(folder)!r}"
+        raise refusal(WHERE, f"{WHOLE} or {SHARDED}", got, f"if it has other files, {CONVERT}")
     places = _json(folder / SHARDED).get("weight_map")
     if not isinstance(places, dict) or not places:
         rule = f"weight_map of {SHARDED} to map tensor names to files"
         raise refusal(WHERE, rule, type(places).__name__, AGAIN)
-    files: Dict[Path, List[str]] = {}
-    for name, file in places.items():
+    for file in places.values():
         if not isinstance(file, str) or Path(file).name != file or Path(file).suffix != SUFFIX:
             rule = f"{SHARDED} to name {SUFFIX} files in its own folder"
             raise refusal(WHERE, rule, repr(file), AGAIN)
-        files.setdefault(folder / file, []).append(name)
-    return files
+    return [folder / file for file in dict.fromkeys(places.values())]
 
 
 def _json(path: Path) -> Dict[str, Any]:
