@@ -158,7 +158,9 @@ def build(spec: Mapping[str, Any], geometry: Geometry) -> PositionEncoding:
         ValueError: unknown name or parameter, a number that is not finite, sizes that exceed the
             memory, or a value that the encoding refuses.
     """
-    return registry.build("encoding", KNOWN, spec, geometry)
+    encoding: PositionEncoding = registry.build("encoding", KNOWN, spec, geometry)
+    encoding.built = (spec["name"], geometry)
+    return encoding
 
 
 def build_all(specs: Sequence[Mapping[str, Any]], geometry: Geometry) -> PositionEncoding:

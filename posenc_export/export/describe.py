@@ -13,9 +13,8 @@ from posenc_export.export.read_module import ReadModule
 from posenc_export.export.signatures import Model, has_cache, has_segments, takes_logits_index, wrap
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config_json import kind_of, to_json
-from posenc_export.models.placed import placed
 from posenc_export.models.stack import Stack, Text
-from posenc_export.models.whole_pass import encodings_in
+from posenc_export.models.whole_pass import encodings_in, foreign_encodings
 from posenc_export.runtime.artefact.graph_inputs import ENCODER_MASK, B, M, P, Q, R, S, T
 from posenc_export.runtime.artefact.manifest import Axis, Manifest, Package, State, Value
 from posenc_export.runtime.artefact.records import Generation, Places
@@ -232,7 +231,7 @@ def _places(model: Model) -> Places:
 
 
 def _packages(model: Model) -> Dict[str, Package]:
-    names = (spec["name"] for place in placed(model) for spec in place.specs)
+    names = [encoding.built[0] for encoding in foreign_encodings(model)]
     origins = {name: encodings.origin(name) for name in names}
     return {name: Package(o.name, o.version) for name, o in origins.items() if o is not None}
 

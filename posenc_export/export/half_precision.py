@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from typing import Any, List, Sequence, Set, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.export.read_module import Model
-from posenc_export.models.placed import PACKAGE, placed
+from posenc_export.models.whole_pass import foreign_encodings
 from posenc_export.shared import numerics
 from posenc_export.shared.refusal import refusal
 
@@ -26,12 +26,8 @@ def check_model(model: Model, dtype: str) -> None:
     activations. model: in float32; dtype: "float32", which is not checked, "float16" or "bfloat16".
     ValueError: see check_encoding.
     """
-    seen: Set[int] = set()
-    for place in placed(model) if dtype != "float32" else ():
-        for _, part in place.parts:
-            if type(part).__module__.partition(".")[0] != PACKAGE and id(part) not in seen:
-                seen.add(id(part))
-                check_encoding(part, place.geometry, dtype)
+    for encoding in foreign_encodings(model) if dtype != "float32" else ():
+        check_encoding(encoding, encoding.built[1], dtype)
 
 
 def check_encoding(encoding: PositionEncoding, geometry: Geometry, dtype: str) -> None:

@@ -25,8 +25,8 @@ from posenc_export.export.read_module import read_again
 from posenc_export.export.sources import Sources, in_dtype
 from posenc_export.export.trace import Source
 from posenc_export.models.config_json import from_json, to_json
-from posenc_export.models.placed import from_outside
 from posenc_export.models.presets import rebuild
+from posenc_export.models.whole_pass import foreign_encodings
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import (
@@ -210,7 +210,8 @@ def check(
         accuracy = accuracy.with_stated(factor * accuracy.stated)
         certificate = _certificate(loaded, model, accuracy, measured, exact, options.quick)
     if not certificate["passed"]:
-        raise VerificationError(certificate, from_outside(model))
+        outside = {one.built[0]: type(one).__name__ for one in foreign_encodings(model)}
+        raise VerificationError(certificate, outside)
     assert manifest.reference is not None
     bounds = {"tolerance": accuracy.tolerance, "float32": accuracy.float32}
     reference = msgspec.structs.replace(manifest.reference, **bounds)

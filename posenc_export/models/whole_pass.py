@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import PositionEncoding, StateSpec
-from posenc_export.encodings.shared.combined import coordinates_of, overrides
+from posenc_export.encodings.shared.combined import coordinates_of, overrides, parts_of
 from posenc_export.models.attention import check_direction
 from posenc_export.ops import TokenPlaces
 from posenc_export.shared.refusal import refusal
+
+PACKAGE = __name__.partition(".")[0]
 
 
 class Whole(torch.nn.Module):
@@ -66,6 +68,12 @@ def encodings_in(model: Any) -> List[PositionEncoding]:
     """Return the encodings of a model, each once: that of tokens, then those of layers."""
     in_layers = (attention.encoding for attention in model.attentions())
     return list(dict.fromkeys((model.token_encoding, *in_layers)))
+
+
+def foreign_encodings(model: Any) -> List[PositionEncoding]:
+    """Return the encodings of a model whose classes are those of other packages, by layer."""
+    parts = [part for encoding in encodings_in(model) for part in parts_of(encoding)]
+    return [part for part in parts if type(part).__module__.partition(".")[0] != PACKAGE]
 
 
 def check_dtype(model: Any) -> None:

@@ -104,6 +104,7 @@ class PositionEncoding(torch.nn.Module):
         any_size: whether `rotate` and `rescore` take queries and keys of any size, and so may stand
             beside an encoding with another `key_size`.
         chunk: tokens of a row that a session feeds at a time, which bounds tensors of size [S,T].
+        built: the name and the geometry that `encodings.build` built it from.
     """
 
     oracle_class = Oracle
@@ -115,6 +116,7 @@ class PositionEncoding(torch.nn.Module):
     with_position = False
     any_size = False
     window = (0, 0)  # without a type annotation, which TorchScript would read
+    built = ("", Geometry(0, 0, 0, 0))
     least: Mapping[str, float] = {}
     above: Mapping[str, float] = {}
     most: Mapping[str, float] = {}
