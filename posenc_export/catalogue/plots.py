@@ -12,8 +12,7 @@ from posenc_export.catalogue.picture_weights import build_for_picture
 from posenc_export.catalogue.waves import Scene
 from posenc_export.encodings.shared.base import Geometry, Oracle
 from posenc_export.encodings.shared.combined import overrides
-from posenc_export.encodings.shared.rotary import Rotary
-from posenc_export.encodings.shared.rotary_grid import RotaryGrid
+from posenc_export.encodings.shared.rotary import Rotary, RotaryGrid
 from posenc_export.shared.refusal import refusal
 
 WIDTH, HEADS, RANGE, LONGEST = 64, 8, 1024, 1 << 16

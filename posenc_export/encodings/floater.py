@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry, Oracle
-from posenc_export.encodings.shared.trajectory import Trajectory
+from posenc_export.encodings.shared.prepared import Trajectory
 
 
 class FLOATER(Trajectory):
@@ -31,7 +31,7 @@ class FLOATER(Trajectory):
         substeps: Runge-Kutta steps between two positions.
 
     Raises:
-        ValueError: more than trajectory.MOST_STEPS steps in total.
+        ValueError: more than prepared.MOST_STEPS steps in total.
     """
 
     above = {"step": 0}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry, Oracle
-from posenc_export.encodings.shared.trajectory import Trajectory
+from posenc_export.encodings.shared.prepared import Trajectory
 
 
 class Recurrent(Trajectory):
@@ -26,7 +26,7 @@ class Recurrent(Trajectory):
         geometry: width E, max_positions.
 
     Raises:
-        ValueError: more than trajectory.MOST_STEPS positions.
+        ValueError: more than prepared.MOST_STEPS positions.
     """
 
     def __init__(self, geometry: Geometry) -> None:

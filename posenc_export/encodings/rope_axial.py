@@ -5,8 +5,7 @@ Rotary Position Embedding for Vision Transformer, 3.2).
 from typing import Literal, Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout
-from posenc_export.encodings.shared.rotary_grid import RotaryGrid
+from posenc_export.encodings.shared.rotary import Layout, RotaryGrid
 
 
 class RoPEAxial(RotaryGrid):

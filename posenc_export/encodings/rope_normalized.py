@@ -8,8 +8,7 @@ from typing import Any, Literal, Optional
 import numpy as np
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout
-from posenc_export.encodings.shared.rotary_grid import RotaryGrid
+from posenc_export.encodings.shared.rotary import Layout, RotaryGrid
 
 
 class RoPENormalized(RotaryGrid):

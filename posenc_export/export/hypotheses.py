@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from posenc_export.export.expected import eager_session, full_pass
 from posenc_export.models import block, parameters
-from posenc_export.models.attention_config import AttentionConfig
 from posenc_export.models.by_transformers import Published
+from posenc_export.models.config import AttentionConfig
 from posenc_export.models.whole_pass import encodings_in
 from posenc_export.runtime.artefact.summary import spec_text
 

@@ -9,19 +9,86 @@ named as in parts/__init__.py, encodings as in encodings/__init__.py.
  "order": ["layer", "layer"], "norm": {"name": "rms"}, "head": {"tied": true}}
 """
 
-from typing import Dict, Optional, Tuple, Union
+import math
+from typing import Any, Dict, Optional, Tuple, Union
 
 import msgspec
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.models.attention_config import (
-    AttentionConfig,
-    Named,
-    at_least,
-    check,
-)
+from posenc_export.shared.refusal import refusal
 
-__all__ = ["AttentionConfig", "Named"]
+LARGEST = 1 << 62  # keeps sums of sizes within int64
+Named = Dict[str, Any]  # {"name": name of a part or encoding, parameter: value}
+MECHANISMS = ("softmax", "linear")
+
+
+def check(holds: bool, rule: str, got: object, remedy: str) -> None:
+    """Raise ValueError if a description does not follow a rule."""
+    if not holds:
+        raise refusal("config", rule, got, remedy)
+
+
+def check_sizes(config: object, *names: str) -> None:
+    for name in names:
+        size, rule = getattr(config, name), f"{name} to be at least 1 and below 2^62"
+        check(1 <= size < LARGEST, rule, size, "choose another size")
+
+
+class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The attention of a layer.
+
+    Args:
+        heads: number of query heads H.
+        kv_heads: number of key and value heads K, a divisor of H.
+        head_size: head size D.
+        encodings: encodings of queries, keys and scores, in the order in which they are applied.
+        sees: which keys a query attends to. "causal", "window" and "chunk" use a cache. With
+            "both" and "near", every call is a whole sequence.
+        projection: from hidden states to queries, keys and values, and from attention outputs to
+            hidden states.
+        scale: factor on q k. None: the encodings' scale, 1/sqrt(D) for most. Must be None for
+            encodings that compute scores themselves.
+        softcap: scores become softcap tanh(s / softcap), before biases and masks.
+        sinks: each head has a trained logit that takes part in the softmax and has no value.
+        mechanism: "softmax"; "linear" (models/linear_attention.py) with sees "causal" or "both".
+
+    Raises:
+        ValueError: a size below 1, heads not divisible by kv_heads, an unknown mechanism, a
+            scale or softcap that is not a finite number above 0.
+    """
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    encodings: Tuple[Named, ...] = ()
+    sees: Named = msgspec.field(default_factory=lambda: {"name": "causal"})
+    projection: Named = msgspec.field(default_factory=lambda: {"name": "grouped"})
+    scale: Optional[float] = None
+    softcap: Optional[float] = None
+    sinks: bool = False
+    mechanism: str = "softmax"
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "heads", "kv_heads", "head_size")
+        for name in ("scale", "softcap"):
+            value = getattr(self, name)
+            finite = value is None or 0 < value < math.inf
+            check(finite, f"{name} to be a finite number above 0", value, "choose another number")
+        divisible = self.heads % self.kv_heads == 0
+        got = f"{self.heads} and {self.kv_heads}"
+        check(divisible, "heads to be divisible by kv_heads", got, "change one of them")
+        choices = f"mechanism to be one of {', '.join(MECHANISMS)}"
+        check(self.mechanism in MECHANISMS, choices, repr(self.mechanism), "choose one of these")
+
+    @property
+    def causal(self) -> bool:
+        """Whether no query attends to later tokens, so that keys can be cached between calls."""
+        return self.sees.get("name") not in ("both", "near")
+
+    def geometry(self, width: int, max_positions: int) -> Geometry:
+        """Return the sizes that encodings are built from, for a model of this width and range."""
+        heads, size = self.heads, self.head_size
+        return Geometry(width, heads, size, max_positions, self.causal, self.kv_heads)
 
 
 class BlockConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -43,7 +110,7 @@ class BlockConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     encodings: Tuple[Named, ...] = ()
 
     def __post_init__(self) -> None:
-        at_least(1, self, "width", "max_positions")
+        check_sizes(self, "width", "max_positions")
 
     @property
     def attentions(self) -> Tuple[AttentionConfig, ...]:
@@ -68,7 +135,7 @@ class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     norm: Optional[Named] = None
 
     def __post_init__(self) -> None:
-        at_least(1, self, "vocabulary")
+        check_sizes(self, "vocabulary")
 
 
 class LayerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -135,7 +202,7 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     head: Optional[HeadConfig] = None
 
     def __post_init__(self) -> None:
-        at_least(1, self, "width", "max_positions")
+        check_sizes(self, "width", "max_positions")
         names, order = sorted(self.layers), sorted(set(self.order))
         rule = f"order to name each kind in layers ({', '.join(names) or 'none'}) and no other"
         check(names == order, rule, ", ".join(order) or "none", "correct order")

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from posenc_export.encodings import KNOWN, parse
 from posenc_export.encodings.shared.base import own_hooks
 from posenc_export.models import config
-from posenc_export.models.attention_config import check
+from posenc_export.models.config import check
 from posenc_export.shared import registry
 
 ROPE: Mapping[str, Any] = {"name": "rope"}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posenc_export import encodings
-from posenc_export.encodings.shared.trajectory import Trajectory
+from posenc_export.encodings.shared.prepared import Trajectory
 from posenc_export.shared import registry
 from posenc_export.shared.numerics import entry_errors, tolerance
 from posenc_export.testing import against_oracle

@@ -17,7 +17,7 @@ from posenc_export.export import Sources, export
 from posenc_export.export.describe import eager
 from posenc_export.models.config import StackConfig
 from posenc_export.models.parts import PARTS, build
-from posenc_export.models.parts.activations import ACTIVATIONS
+from posenc_export.models.parts.mlps import ACTIVATIONS
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import Model
 from posenc_export.runtime.graphs.torch_graph import TorchGraph

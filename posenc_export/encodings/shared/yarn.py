@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, Optional
 
 from posenc_export.encodings.shared.base import Geometry, key_of
-from posenc_export.encodings.shared.rotary import Layout
-from posenc_export.encodings.shared.rotary_grid import RotaryGrid
+from posenc_export.encodings.shared.rotary import Layout, RotaryGrid
 from posenc_export.shared.refusal import refusal
 
 Truncate = Literal["yes", "no"]

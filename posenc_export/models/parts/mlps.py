@@ -1,14 +1,36 @@
-"""MLPs, the second sublayer of a layer. They act on each token separately.
+"""MLPs, the second sublayer of a layer, and their activation functions, those of torch with an
+independent form in float64. They act on each token separately.
 
-Args of all: model width E, hidden width, key of ACTIVATIONS, whether linear layers have biases.
+Args of all MLPs: model width E, hidden width, key of ACTIVATIONS, whether layers have biases.
 """
+
+import math
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export.models.parts import float64
-from posenc_export.models.parts.activations import ACTIVATIONS, Name
+
+Name = Literal["silu", "gelu"]
+
+
+class SiLU(torch.nn.SiLU):
+    """x sigmoid(x) (Hendrycks and Gimpel 2016; Elfwing et al. 2018)."""
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        return x * (1 + np.tanh(x / 2)) / 2
+
+
+class GELU(torch.nn.GELU):
+    """x Phi(x), with Phi of the standard normal distribution (Hendrycks and Gimpel 2016)."""
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        return x * 0.5 * np.vectorize(math.erfc, otypes=[np.float64])(-x / math.sqrt(2))
+
+
+ACTIVATIONS = {"silu": SiLU, "gelu": GELU}
 
 
 class Plain(torch.nn.Module):
