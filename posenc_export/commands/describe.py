@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Dict
 
 from posenc_export.commands.options import Table, nearest_model, option
-from posenc_export.runtime.artefact.description import lines
+from posenc_export.runtime.artefact.summary import lines
 from posenc_export.shared.tables import WIDTH, aligned
 
 OPTIONS: Table = {

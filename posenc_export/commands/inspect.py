@@ -9,13 +9,13 @@ from typing import Any, Dict, List, Optional, Tuple
 from posenc_export.clients.programs import groups, program
 from posenc_export.commands.options import Table, folder_of, option
 from posenc_export.commands.terminal import summary
-from posenc_export.runtime.artefact import description
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import format_unproved, format_unreached
 from posenc_export.runtime.artefact.files import locate
 from posenc_export.runtime.artefact.graph_inputs import meanings_of
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import graph_file
+from posenc_export.runtime.artefact.summary import lines as lines_of
 from posenc_export.runtime.artefact.summary import summary as described
 from posenc_export.runtime.graphs import cuda_placement
 from posenc_export.runtime.graphs.providers import threads_text
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         parts = (_model(manifest), _operators(manifest), _values(manifest), _states(manifest))
         lines = [*itertools.chain(*parts), *_cuda(options.folder, manifest), *_proof(manifest)]
-        layers = aligned(None, description.lines(manifest.config), WIDTH)
+        layers = aligned(None, lines_of(manifest.config), WIDTH)
         print("\n".join([*aligned(None, lines, WIDTH), "", *layers]))
     return 0
 

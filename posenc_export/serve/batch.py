@@ -28,12 +28,12 @@ class Row:
         self.kept = known // BLOCK  # blocks of its tokens that were given to the prefixes
         # Tokens that were not fed yet: of the prompt, later the last generated one
         self.unread: Deque[int] = deque(request.prompt[known:])
-        self.generated: List[int] = []
         sampling = generation.Sampling(
             request.temperature, request.top_k, request.top_p,
             request.seed, request.max_tokens, request.stop_ids,
         )  # fmt: skip
         self.reader = generation.Reader(manifest, len(request.prompt), sampling)
+        self.generated = self.reader.tokens
 
     def take(self, count: int) -> List[int]:
         """Remove and return the next `count` tokens to feed."""
@@ -42,7 +42,6 @@ class Row:
     def next_token(self, logits: np.ndarray) -> Token:
         """Choose the next token from its logits [V]. The next step feeds it."""
         request, token = self.request, self.reader.take(logits)
-        self.generated.append(token)
         self.unread.append(token)
         ended = LENGTH if self.reader.done else ""
         ended = STOP if token in request.stop_ids else ended

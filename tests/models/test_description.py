@@ -14,7 +14,7 @@ from posenc_export.commands.cli import main
 from posenc_export.models.config_json import to_json
 from posenc_export.models.presets import PRESETS, seeded
 from posenc_export.models.short_forms import block_config
-from posenc_export.runtime.artefact.description import lines
+from posenc_export.runtime.artefact.summary import lines
 from tests.models.test_parts import MODELS as OF_PARTS
 
 SMALL = block_config(16, 2, 8, encoding={"name": "rope", "theta": 500.0})

@@ -23,7 +23,9 @@ def with_attribute(
 ) -> Node:
     """Return a copy of a node with another value of an attribute."""
     if isinstance(value, Nodes):
-        kind, stored = GRAPH, _bytes(6, _body(value))
+        given = [value.serialised[name] for name in value.inputs]
+        made = [value.serialised[name] for name in value.outputs]
+        kind, stored = GRAPH, _bytes(6, _graph(value.nodes, value.constants.values(), given, made))
     elif isinstance(value, Constant):
         kind, stored = TENSOR, _bytes(5, value.serialised)
     elif isinstance(value, str):
@@ -48,15 +50,13 @@ def without_attributes(node: Node, names: Collection[str]) -> Node:
 
 def renamed(value: Constant, name: str) -> Constant:
     """Return a constant with another name."""
-    serialised = _changed(value.serialised, {8: _bytes(8, name.encode())})
-    return replace(value, name=name, serialised=serialised)
+    # Of a field that stands twice, the last one counts, and parts of messages are joined.
+    return replace(value, name=name, serialised=value.serialised + _bytes(8, name.encode()))
 
 
 def in_float32(described: bytes) -> bytes:
     """Return the description of an input or output, a ValueInfoProto, with element type float."""
-    kind = _content(described, 2)
-    tensor = _changed(_content(kind, 1), {1: _integer(1, _code("float"))})
-    return _changed(described, {2: _bytes(2, _changed(kind, {1: _bytes(1, tensor)}))})
+    return described + _bytes(2, _bytes(1, _integer(1, _code("float"))))
 
 
 def new_node(
@@ -115,21 +115,18 @@ def serialised(
     """
     nodes = list(nodes)
     read = set(outputs) | {name for node in nodes for name in _reads(node)}
-    content = [_bytes(1, _node(node)) for node in nodes]
-    content.append(_bytes(2, b"part"))
-    stored = [value.serialised for name, value in graph.constants.items() if name in read]
-    content += [_bytes(5, constant) for constant in stored]
+    constants = [value for name, value in graph.constants.items() if name in read]
     kept = {*inputs, *read} - free.keys()
-    content += [_bytes(11, graph.serialised[name]) for name in graph.inputs if name in kept]
+    taken = [graph.serialised[name] for name in graph.inputs if name in kept]
     for name, element in free.items():
         kind = _bytes(2, _bytes(1, _integer(1, _code(element))))
-        content.append(_bytes(11, _bytes(1, name.encode()) + kind))
-    for name in outputs:
-        described = graph.serialised.get(name, b"") if name in graph.outputs else b""
-        content.append(_bytes(12, described or _bytes(1, name.encode())))
+        taken.append(_bytes(1, name.encode()) + kind)
+    known = {name: graph.serialised.get(name) for name in graph.outputs}
+    given = [known.get(name) or _bytes(1, name.encode()) for name in outputs]
     versions = [(domain.encode(), version) for domain, version in graph.opsets.items()]
     opsets = [_bytes(8, _bytes(1, domain) + _integer(2, version)) for domain, version in versions]
-    return _integer(1, IR_VERSION) + b"".join(opsets) + _bytes(7, b"".join(content))
+    content = _graph(nodes, constants, taken, given)
+    return _integer(1, IR_VERSION) + b"".join(opsets) + _bytes(7, content)
 
 
 def opened(model: bytes, folder: Path) -> Any:
@@ -159,29 +156,13 @@ def _node(node: Node) -> bytes:
     return b"".join(parts)
 
 
-def _body(graph: Nodes) -> bytes:
-    """Return a subgraph, a GraphProto."""
-    content = [_bytes(1, _node(node)) for node in graph.nodes] + [_bytes(2, b"body")]
-    content += [_bytes(5, value.serialised) for value in graph.constants.values()]
-    content += [_bytes(11, graph.serialised[name]) for name in graph.inputs]
-    content += [_bytes(12, graph.serialised[name]) for name in graph.outputs]
-    return b"".join(content)
-
-
-def _content(message: bytes, number: int) -> bytes:
-    """Return the content of the first field of a message with this number; empty for none."""
-    parts = onnx_files.fields(memoryview(message), 0, len(message))
-    return next((message[start:end] for field, _, start, end in parts if field == number), b"")
-
-
-def _changed(message: bytes, changes: Mapping[int, bytes]) -> bytes:
-    """Return a message in which serialised fields replace those of the same numbers."""
-    kept = [
-        _integer(number, start) if kind == 0 else _bytes(number, message[start:end])
-        for number, kind, start, end in onnx_files.fields(memoryview(message), 0, len(message))
-        if number not in changes
-    ]
-    return b"".join([*kept, *changes.values()])
+def _graph(
+    nodes: Iterable[Node], constants: Iterable[Constant], inputs: Sequence, outputs: Sequence
+) -> bytes:
+    """Return a GraphProto. inputs, outputs: ValueInfoProtos."""
+    stored = [value.serialised for value in constants]
+    parts = {1: map(_node, nodes), 2: [b"part"], 5: stored, 11: inputs, 12: outputs}
+    return b"".join(_bytes(number, part) for number, some in parts.items() for part in some)
 
 
 def _code(element: str) -> int:

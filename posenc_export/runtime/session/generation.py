@@ -161,7 +161,7 @@ class Reader:
 
     Attributes:
         unread: tokens to read before a token can be chosen.
-        count: number of tokens generated.
+        tokens: those generated.
         done: whether the row has ended.
     """
 
@@ -175,7 +175,8 @@ class Reader:
     ) -> None:
         self.sampling, self.drafts = sampling, drafts
         self.unread: List[int] = []
-        self.count, self.done, self._rules = 0, False, manifest.generation
+        self.tokens: List[int] = []
+        self.done, self._rules = False, manifest.generation
         # Whether the first token is forced
         self._forces = length == 1 and getattr(self._rules, "forced_first", None) is not None
         self._random = np.random.default_rng((sampling.seed, row))
@@ -185,11 +186,12 @@ class Reader:
         ended.
         """
         token = self.sampling.choose(self._allowed(logits), self._random.random)
-        self.count += 1
+        self.tokens.append(token)
         if self.drafts:
             self.drafts.extend([token])
         self.unread = [token]
-        self.done = token in (self.sampling.stop or ()) or self.count >= self.sampling.max_tokens
+        full = len(self.tokens) >= self.sampling.max_tokens
+        self.done = full or token in (self.sampling.stop or ())
         return token
 
     def _allowed(self, logits: np.ndarray) -> np.ndarray:
@@ -198,11 +200,11 @@ class Reader:
         if rules is None:
             return logits
         logits = logits.copy()
-        if self.count == 0 and self._forces:
+        if not self.tokens and self._forces:
             logits[:] = -math.inf
             logits[rules.forced_first] = 0.0
         logits[list(rules.suppressed)] = -math.inf
-        if self.count == int(self._forces):  # the first token that is not forced
+        if len(self.tokens) == int(self._forces):  # the first token that is not forced
             logits[list(rules.suppressed_first)] = -math.inf
         return logits
 
@@ -242,15 +244,14 @@ def generate(
     readers = [
         Reader(manifest, int(begin[row]), sampling, row, drafts) for row, drafts in enumerate(texts)
     ]
-    chosen = [[reader.take(row)] for reader, row in zip(readers, logits, strict=True)]
-    index, pairs = 0, list(zip(readers, chosen, strict=True))
+    for reader, row in zip(readers, logits, strict=True):
+        reader.take(row)
+    chosen, index = [reader.tokens for reader in readers], 0
     try:
         while not all(reader.done for reader in readers) or index < max(map(len, chosen)):
-            while any(not reader.done and len(tokens) <= index for reader, tokens in pairs):
+            while any(not reader.done and len(reader.tokens) <= index for reader in readers):
                 ahead = index + MOST
-                reading = [None if r.done or len(tokens) > ahead else r for r, tokens in pairs]
-                for tokens, more in zip(chosen, _read(session, reading), strict=True):
-                    tokens += more
+                _read(session, [None if r.done or len(r.tokens) > ahead else r for r in readers])
             index += 1
             ids = [tokens[index - 1] if len(tokens) >= index else ENDED for tokens in chosen]
             yield np.array(ids, np.int64)
@@ -261,10 +262,10 @@ def generate(
             session.rewind(np.maximum(excess, 0))
 
 
-def _read(session: Any, readers: Sequence[Optional[Reader]]) -> List[List[int]]:
+def _read(session: Any, readers: Sequence[Optional[Reader]]) -> None:
     """Read the unread tokens of each row in one pass, None for one that does not read, with drafts
-    if the session passes `check_speculate`. Return the tokens that are chosen after them: at least
-    one for each row that reads. Raise as Session.step.
+    if the session passes `check_speculate`, and choose at least one token after them for each row
+    that reads. Raise as Session.step.
     """
     proposals = [r.drafts.propose() if r and r.drafts else [] for r in readers]
     drafts = _drafts(session, readers, proposals)
@@ -288,7 +289,6 @@ def _read(session: Any, readers: Sequence[Optional[Reader]]) -> List[List[int]]:
             compared = draft or proposal[:1]
             right = compared == tokens[: len(compared)]
             reader.drafts.count = next_count(reader.drafts.count, right)
-    return chosen
 
 
 def _drafts(
@@ -302,7 +302,7 @@ def _drafts(
     for reader, proposal, free in zip(readers, proposals, room, strict=True):
         most = 0
         if reader and reader.drafts and reader.drafts.count >= least:
-            left = reader.sampling.max_tokens - reader.count - 1
+            left = reader.sampling.max_tokens - len(reader.tokens) - 1
             most = max(min(left, free - len(reader.unread)), 0)
         drafts.append(proposal[:most])
     return drafts
