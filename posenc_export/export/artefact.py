@@ -28,7 +28,7 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.places import check_folder
-from posenc_export.runtime.artefact.publish import StagingFolder, sweep
+from posenc_export.runtime.artefact.publish import StagingFolder
 from posenc_export.runtime.artefact.schema import TARGETS
 from posenc_export.runtime.artefact.tokenizer import check_tokenizer
 from posenc_export.runtime.verification import proof
@@ -123,8 +123,6 @@ def export_all(
     check_tokenizer(text_of(sources.model).tokenizer)
     places = folders(targets, output)
     whole = len(targets) > 1 and not output.exists()  # a new parent folder is published in one step
-    if len(targets) > 1:
-        sweep(output.parent)
     staging = StagingFolder([output] if whole else places)
     with staging as path:
         sources.keep_in(WeightFile(staging.parent))

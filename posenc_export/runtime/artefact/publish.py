@@ -36,26 +36,17 @@ class StagingFolder:
             named = place.name not in ("", "..")
             self.places.append(place.parent.resolve() / place.name if named else place.resolve())
         self.parent = self.places[0].parent
-        self._made: List[Path] = []
         self._lock: Optional[int] = None
         for place in places:
             check_folder(place, kind)
 
     def __enter__(self) -> Path:
-        try:
-            above = (self.parent, *self.parent.parents)
-            for folder in reversed([folder for folder in above if not folder.exists()]):
-                folder.mkdir(exist_ok=True)
-                self._made.append(folder)
-                files.sync(folder.parent)
-            with _locked(self.parent):
-                _sweep(self.parent)
-                self.path = self.parent / (files.PREFIX + secrets.token_hex(8))
-                self.path.mkdir()
-                self._lock = _lock(self.path, wait=True)
-        except OSError:
-            self._drop_parents()
-            raise
+        self.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(self.parent):
+            _sweep(self.parent)
+            self.path = self.parent / (files.PREFIX + secrets.token_hex(8))
+            self.path.mkdir()
+            self._lock = _lock(self.path, wait=True)
         return self.path
 
     def __exit__(self, *_: object) -> None:
@@ -63,7 +54,6 @@ class StagingFolder:
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
-        self._drop_parents()
 
     def publish(self, finished: Sequence[Path]) -> None:
         """Move one finished folder to each destination, or none: raise ValueError if check_folder
@@ -83,11 +73,6 @@ class StagingFolder:
                 for folder, place, replaced in reversed(done):
                     _put(folder, place) if replaced else os.rename(place, folder)
                 raise
-
-    def _drop_parents(self) -> None:
-        with suppress(OSError):  # not empty, or removed by another process
-            for folder in reversed(self._made):
-                folder.rmdir()
 
 
 def _put(finished: Path, place: Path) -> bool:
@@ -124,14 +109,8 @@ def exchange(path: Path, other: Path) -> bool:
     raise OSError(number, os.strerror(number), str(path), None, str(other))
 
 
-def sweep(folder: Path) -> None:
-    """Restore the folders that interrupted exports set aside; remove their temporary folders."""
-    with suppress(FileNotFoundError):  # no such folder, or another export removes it now
-        with _locked(folder):
-            _sweep(folder)
-
-
 def _sweep(parent: Path) -> None:
+    """Restore the folders that interrupted exports set aside; remove their temporary folders."""
     for path in sorted(parent.glob(files.PREFIX + "*")):
         if path.is_symlink() or not path.is_dir():
             continue
