@@ -23,7 +23,7 @@ from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.graphs.onnx_nodes import read
-from posenc_export.runtime.graphs.torch_files import read_program, read_script
+from posenc_export.runtime.graphs.torch_graph import read_program, read_script
 from posenc_export.runtime.verification.constants import Constants, Place, digests_of
 from posenc_export.shared.numerics import LEVELS
 

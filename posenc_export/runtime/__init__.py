@@ -86,7 +86,7 @@ def _load(
 ) -> Model:
     if manifest.in_torch:
         check_files(folder, manifest)  # before torch reads a program
-        from posenc_export.runtime.graphs.torch_files import load_torch
+        from posenc_export.runtime.graphs.torch_graph import load_torch
 
         return Model(load_torch(folder, manifest, threads), folder)
     file = folder / graph_file(manifest)

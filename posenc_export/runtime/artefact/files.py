@@ -54,17 +54,9 @@ def utf8(path: Path) -> str:
 
 def replace(path: Path, content: bytes) -> None:
     """Replace the content of a file atomically: it holds the old content or the new one."""
-    with replacing(path) as stream:
-        stream.write(content)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator["Hashed"]:
-    """Open new content of a file for writing; it replaces the old one if no exception occurs."""
     part = path.with_name(PART + secrets.token_hex(4))
     try:
-        with writing(part) as stream:
-            yield stream
+        write(part, content)
         os.replace(part, path)
     finally:  # also after an interrupt or on a full disk
         part.unlink(missing_ok=True)

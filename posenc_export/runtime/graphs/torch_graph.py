@@ -1,12 +1,22 @@
-"""Run a torch module of any form. torch is imported when it is used."""
+"""Load model.pt and model.pt2, and run a torch module of any form. torch is imported late."""
 
+import io
+import logging
 import threading
-from typing import Any, Callable, List, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
+from posenc_export.runtime.artefact import archive, pt2_archive, rules
+from posenc_export.runtime.artefact.files import utf8
 from posenc_export.runtime.artefact.manifest import Manifest, Value
+from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.runtime.session.caches import BoundRun, Feeds, RunMemory
+from posenc_export.shared.foreign import FOREIGN
 
 _lock = threading.Lock()
 _limits: List[int] = []  # one entry per running call: the number of threads of its graph
@@ -88,3 +98,124 @@ def limited(run: Callable[..., Any], threads: int) -> Callable[..., Any]:
                 torch.set_num_threads(usual)
 
     return call
+
+
+def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> TorchGraph:
+    """Load the file of a torch target. Its digest must have been compared before (files.check).
+
+    A TorchScript file is a program, which can run any code of its own. model.pt2 is loaded only if
+    nothing in it is unpickled or evaluated (runtime/artefact/pt2_archive.py). Raises ValueError if
+    the file is damaged, ModuleNotFoundError without torch.
+    """
+    try:
+        import_module("torch")
+    except ModuleNotFoundError as error:
+        rule = f"runtime: expected torch for target {manifest.target}"
+        remedy = "pip install 'posenc-export[export]'"
+        raise ModuleNotFoundError(f"{rule}, got none; {remedy}", name="torch") from error
+    path = folder / rules.graph_file(manifest)
+    if manifest.target == "pt2":
+        run = _program(path, manifest)
+    else:  # without the hooks of torch.nn.Module, which take several us
+        run = read_script(path).forward
+    return TorchGraph(limited(run, threads) if threads else run, manifest)
+
+
+def read_script(path: Path) -> Any:
+    """Read the torch.jit.ScriptModule of model.pt. Raise ValueError as `load_torch` does."""
+    import torch
+
+    with _refusing_archive(path), path.open("rb") as stream:
+        archive.check_archive(stream)
+    # torch.jit warns at every call.
+    with _refusing_damage(path), quiet(DeprecationWarning, FutureWarning):
+        return torch.jit.load(utf8(path))
+
+
+def _program(path: Path, manifest: Manifest) -> Any:
+    """Return a function that calls the graph with single tensors, and nests them as TorchGraph."""
+    program, first_state = read_program(path, manifest), 2 if manifest.stores_positions else 1
+    with _refusing_damage(path):
+        # The graph itself, whose first arguments are the weights. `program.module()` looks up each
+        # weight in its submodules, flattens nested arguments, and compares every size with its
+        # range: most of the time of a small model's step.
+        run = partial(program.graph_module.forward, *weights_of(program))
+
+    def call(*arguments: Any) -> Tuple[Any, Sequence[Any]]:
+        *single, states = arguments
+        outputs = run(*single, *states)
+        return outputs[0], outputs[first_state:]
+
+    return call
+
+
+def weights_of(program: Any) -> List[Any]:
+    """Return the tensors that are the first arguments of the graph of an ExportedProgram."""
+    values = {**program.constants, **program.state_dict}
+    specs = program.graph_signature.input_specs
+    return [values[spec.target] for spec in specs if spec.target is not None]
+
+
+def read_program(path: Path, manifest: Manifest) -> Any:
+    """Read the ExportedProgram of model.pt2 without running code. Raises as `load_torch`."""
+    import torch
+
+    with _refusing_archive(path), path.open("rb") as stream:
+        entries = archive.read_checked(stream, pt2_archive.is_tensor)
+        pt2_archive.check(entries)
+    # torch reads the checked entries even if its zip reader would find others in the file.
+    content = io.BytesIO(archive.packed(entries))
+    del entries  # and their memory
+    with _refusing_damage(path):
+        program = torch.export.load(content)
+    _check_arguments(path, program, manifest)
+    return program
+
+
+@contextmanager
+def _refusing_archive(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"runtime: {path.name}: {error}; export again") from None
+
+
+def _check_arguments(path: Path, program: Any, manifest: Manifest) -> None:
+    """Raise ValueError unless a program takes and returns tensors as the manifest nests them."""
+    from torch.utils import _pytree
+
+    positions = [0] * manifest.stores_positions
+    others = [0] * (len(manifest.states) - len(positions))
+    inputs, encoder = [0] * len(manifest.inputs), [0] * len(manifest.encoder)
+    wanted: Dict[str, Tuple[Any, Any]] = {
+        "takes": (program.call_spec.in_spec, ((*inputs, *positions, [*others, *encoder]), {})),
+        "returns": (
+            program.call_spec.out_spec,
+            (0, *positions, [*others, *[0] * (len(manifest.outputs) - 1)]),
+        ),
+    }
+    for what, (spec, nesting) in wanted.items():
+        expected = _pytree.tree_structure(nesting)
+        if spec != expected:
+            tensors = f"{expected.num_leaves} tensors, nested as in the manifest"
+            got = "none" if spec is None else f"{spec.num_leaves} tensors in another nesting"
+            rule = f"expected a program that {what} {tensors}"
+            raise ValueError(f"runtime: {path.name}: {rule}, got {got}; export again")
+
+
+@contextmanager
+def _refusing_damage(path: Path) -> Iterator[None]:
+    """Replace what torch raises for a damaged file by ValueError."""
+    import torch
+
+    # The base of the last one is Exception.
+    errors: Tuple[Type[Exception], ...] = (*FOREIGN, torch._export.verifier.SpecViolationError)
+    # torch logs tracebacks of exceptions that are handled here.
+    with quiet(logger="torch.export", level=logging.CRITICAL):
+        try:
+            yield
+        except errors as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            reason = (lines or [type(error).__name__])[0][:200]
+            rule = f"runtime: {path.name}: expected a file that torch loads"
+            raise ValueError(f"{rule}, got {reason}; export again") from None

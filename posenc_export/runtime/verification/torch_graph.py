@@ -12,7 +12,7 @@ import numpy as np
 
 from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.artefact.schema import Manifest
-from posenc_export.runtime.graphs import onnx_parts, torch_files
+from posenc_export.runtime.graphs import onnx_parts, torch_graph
 from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Nodes
 from posenc_export.runtime.verification.integer_graph import TOKENS, IntegerPart, integer_part
 from posenc_export.runtime.verification.solver import Untranslated
@@ -32,12 +32,12 @@ def part_of_program(folder: Path, manifest: Manifest) -> IntegerPart:
     """Return the integer part of model.pt2, with the constants that it reads.
 
     Raises:
-        OSError, ValueError: as torch_files.read_program.
+        OSError, ValueError: as torch_graph.read_program.
         Untranslated: the graph has something that graphs of this package do not have.
     """
-    program = torch_files.read_program(folder / graph_file(manifest), manifest)
+    program = torch_graph.read_program(folder / graph_file(manifest), manifest)
     graph, specs = Program(), iter(program.graph_signature.input_specs)
-    tensors = iter(torch_files.weights_of(program))
+    tensors = iter(torch_graph.weights_of(program))
     states = [state.past for state in manifest.states]
     ends = ([each.name for each in values] for values in (manifest.inputs, manifest.encoder))
     inputs = iter([*next(ends), *states, *next(ends)])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc_export.export.targets.torch_files import _merge_equal_nodes, laid_out
 from posenc_export.runtime.artefact import manifest as manifests
-from posenc_export.runtime.graphs.torch_files import read_program
+from posenc_export.runtime.graphs.torch_graph import read_program
 from tests.tiny import decoder
 from tests.traces import exported
 
