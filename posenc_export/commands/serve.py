@@ -116,7 +116,7 @@ def _application(
     from posenc_export.serve import app, embeddings
 
     folder, manifest, values = model.folder, model.manifest, template_values(options)
-    chat = needed_chat_codec(folder, manifest, values) if values else None
+    chat = needed_chat_codec(folder, manifest).given(values) if values else None
     if manifest.encodes:
         return embeddings.application(name, model, limits, allowed)
     chat = chat or chat_codec(folder, manifest)

@@ -4,6 +4,7 @@ own, whose time and memory are limited.
 
 import atexit
 import contextlib
+import copy
 import json
 import os
 import subprocess
@@ -118,8 +119,6 @@ class ChatCodec:
     Args:
         special: texts of special tokens by name (SPECIAL), as far as the tokenizer has them.
         stop_ids: ids that end a text.
-        chat_template_kwargs: further values that the template reads in every conversation, such as
-            {"enable_thinking": False}. Raises ValueError for names that it does not read.
 
     Attributes:
         names: names of values that the template reads, besides those that it always gets.
@@ -133,22 +132,31 @@ class ChatCodec:
         template: str,
         special: Mapping[str, str],
         stop_ids: Sequence[int] = (),
-        chat_template_kwargs: Mapping[str, Any] = {},
     ) -> None:
         installed = version("jinja2")
         if tuple(int(part) for part in installed.split(".")[:3] if part.isdigit()) < SAFE:
             rule = f"jinja2 of at least {'.'.join(map(str, SAFE))}, whose sandbox holds"
             raise refusal("chat", rule, installed, "pip install -U jinja2")
-        self.codec, self.template, self.special = codec, template, dict(special)
+        self.codec, self.template, self.special, self.stop_ids = codec, template, special, stop_ids
         answer = RENDERER.ask(template, None)
         if "error" in answer:
             rule, got = "a chat template that Jinja can compile", _error(answer)
             raise refusal("chat", rule, got, REMEDY)
         self.names = tuple(name for name in answer["names"] if name not in OWN)
-        self.values: Dict[str, Any] = {}
-        self.values = self._checked(chat_template_kwargs)
+        self._give({})
+
+    def _give(self, values: Dict[str, Any]) -> None:
+        self.values = values
         self._reads = {role: self._contents(role) for role in ROLES}
-        self.ends = tuple(dict.fromkeys((*stop_ids, *self._turn_end())))
+        self.ends = tuple(dict.fromkeys((*self.stop_ids, *self._turn_end())))
+
+    def given(self, chat_template_kwargs: Mapping[str, Any]) -> "ChatCodec":
+        """Return an encoder that gives further values to the template in every conversation, such
+        as {"enable_thinking": False}. Raise ValueError for names that it does not read.
+        """
+        other = copy.copy(self)
+        other._give(self._checked(chat_template_kwargs))
+        return other
 
     def text(
         self,
@@ -239,9 +247,7 @@ def _error(answer: Mapping[str, str]) -> str:
     return f"an error ({brief(ValueError(answer['error']))})"
 
 
-def chat_codec(
-    folder: Path, manifest: Manifest, chat_template_kwargs: Mapping[str, Any] = {}
-) -> Optional[ChatCodec]:
+def chat_codec(folder: Path, manifest: Manifest) -> Optional[ChatCodec]:
     """Return the encoder of conversations of an artefact; None without a chat template. Raise as
     ChatCodec and `codec`, and ValueError for several templates without a default one.
     """
@@ -261,8 +267,7 @@ def chat_codec(
     stored = {name: settings.get(name) for name in SPECIAL}  # a text alone, or with its properties
     texts = {n: t.get("content") if isinstance(t, dict) else t for n, t in stored.items()}
     special = {name: text for name, text in texts.items() if isinstance(text, str)}
-    text = codec(folder, manifest)
-    return ChatCodec(text, template, special, manifest.stop_ids, chat_template_kwargs)
+    return ChatCodec(codec(folder, manifest), template, special, manifest.stop_ids)
 
 
 def has_template(folder: Path, manifest: Manifest) -> bool:
@@ -281,17 +286,13 @@ def _template(stored: Any) -> Optional[str]:
     named = {entry.name: entry.template for entry in templates}
     if "default" not in named:
         rule = f"{SETTINGS} with a chat template or one with the name default"
-        raise ValueError(f"chat: expected {rule}, got {len(templates)} others; {remedy}")
+        raise refusal("chat", rule, f"{len(templates)} others", remedy)
     return named["default"]
 
 
-def needed_chat_codec(
-    folder: Path, manifest: Manifest, chat_template_kwargs: Mapping[str, Any] = {}
-) -> ChatCodec:
+def needed_chat_codec(folder: Path, manifest: Manifest) -> ChatCodec:
     """Return `chat_codec`, or raise ValueError if the artefact has no chat template."""
-    codec_of_chat = chat_codec(folder, manifest, chat_template_kwargs)
-    if codec_of_chat is None:
-        rule = f"chat: expected an artefact with a chat template ({TEMPLATE})"
+    if (codec_of_chat := chat_codec(folder, manifest)) is None:
         remedy = "export the instruct version of the model, or use posenc generate"
-        raise ValueError(f"{rule}, got none; {remedy}")
+        raise refusal("chat", f"an artefact with a chat template ({TEMPLATE})", "none", remedy)
     return codec_of_chat

@@ -11,7 +11,7 @@ torch/export/_unlift.py.
 
 import json
 import re
-from typing import Annotated, Any, Dict, List, Literal, Mapping, Optional, Tuple
+from typing import Annotated, Any, Callable, Dict, List, Literal, Mapping, Optional, Tuple
 
 import msgspec
 
@@ -26,6 +26,7 @@ OTHERS = (
 )  # fmt: skip
 PAYLOAD = re.compile(r"(weight|tensor)_\d+")
 WORD = re.compile(r"[A-Za-z0-9_.]*")
+ARGUMENT = re.compile(r"[A-Za-z_]\w*", re.ASCII)  # torch writes it into the source of a function
 VERSION = re.compile(r"[A-Za-z0-9_.+-]*")
 OPERATOR = re.compile(
     # from_file maps a file that it may create, save writes one.
@@ -161,19 +162,7 @@ def _check_program(where: str, key: str, node: Any, depth: int = 0) -> None:
 
 
 def _check_text(where: str, key: str, text: str) -> None:
-    if key == "expr_str":
-        passes = _is_size(text)
-    elif key in ("in_spec", "out_spec"):
-        passes = _is_nesting(text)
-    elif key == "target":
-        passes = OPERATOR.fullmatch(text) is not None
-    elif key == "forward_arg_names":  # which torch writes into the source of a function
-        passes = text.isidentifier() and text.isascii()
-    elif key in ("as_string", "as_strings", "as_float", "as_floats"):
-        passes = TEXT.fullmatch(text) is not None
-    else:
-        passes = (VERSION if key == "torch_version" else WORD).fullmatch(text) is not None
-    if not passes:
+    if not RULES.get(key, WORD.fullmatch)(text):
         rule = f"{key or 'a string'} of {where} to be a name, a size or an ATen operator"
         raise ValueError(f"expected {rule}, got {text!r:.120}")
 
@@ -194,3 +183,14 @@ def _is_nesting(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+# By key of the object that holds it, whether a string passes.
+RULES: Dict[str, Callable[[str], Any]] = {
+    "expr_str": _is_size,
+    "target": OPERATOR.fullmatch,
+    "forward_arg_names": ARGUMENT.fullmatch,
+    "torch_version": VERSION.fullmatch,
+    **dict.fromkeys(("in_spec", "out_spec"), _is_nesting),
+    **dict.fromkeys(("as_string", "as_strings", "as_float", "as_floats"), TEXT.fullmatch),
+}

@@ -57,17 +57,11 @@ def _check(names: Any) -> None:
         raise SecurityError("a name in a namespace begins with an underscore")
 
 
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: Any = None,
-    separators: Any = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without the escapes of HTML that Jinja's own filter writes."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+def _tojson(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
+    """JSON without the escapes of HTML that Jinja's own filter writes. layout: indent, separators,
+    sort_keys.
+    """
+    return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
 
 
 def _refuse(message: str) -> None:

@@ -177,8 +177,9 @@ class Model:
                 or the template does not read a name.
             ModuleNotFoundError: tokenizers or jinja2 is not installed.
         """
-        session, values = self._of_text(context), chat_template_kwargs
-        of_chat = self._codec_of_chat(values) if values else self._chat_codec
+        session, of_chat = self._of_text(context), self._chat_codec
+        if chat_template_kwargs:
+            of_chat = of_chat.given(chat_template_kwargs)
         return Conversation(session, of_chat, system, context, speculate)
 
     def embed(
@@ -211,11 +212,7 @@ class Model:
 
     @functools.cached_property
     def _chat_codec(self) -> ChatCodec:
-        return self._codec_of_chat({})
-
-    def _codec_of_chat(self, values: Mapping[str, Any]) -> ChatCodec:
-        folder = self._folder("a chat template")
-        return needed_chat_codec(folder, self.manifest, values)
+        return needed_chat_codec(self._folder("a chat template"), self.manifest)
 
     def _of_text(self, capacity: Optional[int] = None) -> Session:
         """Open a session. Raise ValueError if the model does not generate from token ids alone."""
