@@ -5,10 +5,8 @@ constants alone, before the optimizer folds it to constants.
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import torch
-from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from posenc_export.export.describe import trace_inputs
@@ -23,7 +21,6 @@ from posenc_export.reading.layers_once import LayersOnce
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared.progress import Progress, Step, silent
 
-ROUNDED = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 T = TypeVar("T")
 OPSET = 23  # of the trace; its operators have the same meaning in later opsets
 
@@ -61,11 +58,9 @@ class TracedConstants:
         assert self._graph is not None
         return ir.convenience.extract(self._graph, [], [name])
 
-    def computed(self, name: str, precise: bool) -> np.ndarray:
-        """Return a value: with the dtypes of the graph, or with precise numbers in float64."""
+    def computed(self, name: str) -> np.ndarray:
+        """Return a value, computed by the reference evaluator, as the optimizer does."""
         model = ir.to_proto(ir.Model(self._part(name), ir_version=10))
-        if precise:
-            _make_precise(model.graph)
         values: Any = ReferenceEvaluator(model).run(None, {})
         return np.asarray(values[0])
 
@@ -77,21 +72,6 @@ class TracedConstants:
 def _has_body(node: ir.Node) -> bool:
     bodies = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
     return any(attribute.type in bodies for attribute in node.attributes.values())
-
-
-def _make_precise(graph: onnx.GraphProto) -> None:
-    """Let a graph compute in float64 what it computes in a narrower dtype."""
-    tensors = list(graph.initializer)
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.name == "to" and node.op_type == "Cast" and attribute.i in ROUNDED:
-                attribute.i = TensorProto.DOUBLE
-            elif attribute.HasField("t"):
-                tensors.append(attribute.t)
-    for tensor in tensors:
-        if tensor.data_type in ROUNDED:
-            numbers = numpy_helper.to_array(tensor).astype(np.float64)
-            tensor.CopyFrom(numpy_helper.from_array(numbers, tensor.name))
 
 
 class Source:
