@@ -17,7 +17,6 @@ from posenc_export.export.numbers import BY_DISTANCE
 from posenc_export.export.targets import ort_slots
 from posenc_export.export.targets.builder import DOUBLE, FLOAT, Builder, numbers_of, size
 from posenc_export.ops.graph import (
-    DOMAIN,
     Append,
     Attend,
     AttentionWeights,
@@ -31,7 +30,6 @@ from posenc_export.ops.graph import (
     WaveProducts,
 )
 from posenc_export.runtime.graphs.onnx_parts import opened
-from posenc_export.shared.refusal import refusal
 
 BY_ENTRY = set(
     "Abs Add And Cast Ceil Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual "
@@ -57,23 +55,23 @@ def table_of(op: Builder, mask: Mask, heads: int) -> Optional[ir.Value]:
 
     Larger distances than those of the table have the last entry.
     """
-    bias, distances = mask.bias, _Distances(mask)
+    bias = mask.bias
     assert bias is not None
-    if heads * op.max_positions > MOST or not distances.decide(bias):
+    name, sources = f"{bias.name}{BY_DISTANCE}", _distances_of(op, mask, bias)
+    if name in op.graph.initializers:
+        return op.graph.initializers[name]
+    if heads * op.max_positions > MOST or not sources:
         return None
-    return op.weight(
-        f"{bias.name}{BY_DISTANCE}", lambda: _biases(op, bias, heads, distances.sources)
-    )
+    table = _table(op, bias, heads, sources)
+    return None if table is None else op.weight(name, lambda: table, ir.DataType.FLOAT)
 
 
 def rows_of(op: Builder, mask: Mask, index: ir.Value) -> Optional[ir.Value]:
     """Return the rows [range] int32 that an index [B,1,S,T] takes by distance, or None if it
     depends on something else. Larger distances have the last one.
     """
-    distances = _Distances(mask)
-    if op.max_positions > MOST or not distances.decide(index):
-        return None
-    rows = _table(op, index, 1, distances.sources)
+    sources = _distances_of(op, mask, index)
+    rows = _table(op, index, 1, sources) if sources else None
     if rows is None:
         return None
     return op.weight(f"{index.name}.row_of_distance", lambda: rows[0].astype(np.int32))
@@ -83,11 +81,11 @@ def at_distances(op: Builder, mask: Mask, value: ir.Value) -> Optional[ir.Value]
     """Emit nodes that compute a value [B,1,S,T] at every distance [range], from constants alone, or
     return None if it depends on something else.
     """
-    distances = _Distances(mask)
-    if op.max_positions > MOST or not distances.decide(value):
+    sources = _distances_of(op, mask, value)
+    if not sources:
         return None
     copies: Dict[ir.Value, ir.Value] = {}
-    for source, sign in distances.sources.items():
+    for source, sign in sources.items():
         counted = op.Range(op.constant(0), op.constant(sign * op.max_positions), op.constant(sign))
         copies[source] = op.Unsqueeze(op.Cast(counted, to=int(_element(source))), [0, 1, 2])
 
@@ -104,60 +102,56 @@ def at_distances(op: Builder, mask: Mask, value: ir.Value) -> Optional[ir.Value]
     return op.Reshape(copied(value), [-1])
 
 
-class _Distances:
-    """Finds the distances that a value is computed from.
-
-    Args:
-        mask: whose positions of queries and keys are subtracted.
-
-    Attributes:
-        sources: distances, and whether they count back from the query to the key (1) or ahead (-1).
+def _distances_of(op: Builder, mask: Mask, value: ir.Value) -> Dict[ir.Value, int]:
+    """Return the distances that a value is computed from, and whether they count back from the
+    query to the key (1) or ahead (-1); none if something else than distances decides it, or if
+    they are more than MOST. mask: whose positions of queries and keys are subtracted.
     """
-
-    def __init__(self, mask: Mask) -> None:
-        self.mask = mask
-        self.sources: Dict[ir.Value, int] = {}
-
-    def decide(self, value: ir.Value) -> bool:
-        """Return whether distances alone decide a value."""
-        return self._by_distance(value, set()) and bool(self.sources)
-
-    def _by_distance(self, value: Optional[ir.Value], seen: Set[ir.Value]) -> bool:
-        if value is None or value.const_value is not None or value in seen:
-            return True
-        sign = self._sign(value)
+    if op.max_positions > MOST:
+        return {}
+    sources: Dict[ir.Value, int] = {}
+    seen: Set[ir.Value] = set()
+    remaining: List[Optional[ir.Value]] = [value]
+    while remaining:
+        part = remaining.pop()
+        if part is None or part.const_value is not None or part in seen:
+            continue
+        seen.add(part)
+        node, sign = part.producer(), _sign(mask, part)
         if sign:
-            self.sources[value] = sign
-            return True
-        node = value.producer()
-        if node is None or node.domain or not self._by_entry(node):
-            return False
-        seen.add(value)
-        return all(self._by_distance(source, seen) for source in node.inputs)
+            sources[part] = sign
+        elif node is None or node.domain or not _by_entry(node):
+            return {}
+        else:
+            remaining += node.inputs
+    return sources
 
-    def _by_entry(self, node: ir.Node) -> bool:
-        constant = WITH_CONSTANT.get(node.op_type)
-        if constant is not None:
-            operand = node.inputs[constant]
-            return operand is not None and operand.const_value is not None
-        if node.op_type in AXES:  # to a shape that is known
-            return all(value is None or value.const_value for value in node.inputs[1:])
-        return node.op_type in BY_ENTRY
 
-    def _sign(self, value: ir.Value) -> int:
-        """Return 1 for the distance from a query back to a key, -1 for its negative, else 0."""
-        node = value.producer()
-        if node is None:
-            return 0
-        if node.domain == DOMAIN and node.op_type == Distances.__name__:
-            distances = Distances(node)
-            own = (distances.q_positions, distances.k_positions)
-            return -1 if own == (self.mask.positions, self.mask.key_positions) else 0
-        if node.op_type != "Sub" or node.domain:
-            return 0
-        ends = tuple(_source(operand) for operand in node.inputs)
-        both = (self.mask.positions, self.mask.key_positions)
-        return 1 if ends == both else -1 if ends == both[::-1] else 0
+def _by_entry(node: ir.Node) -> bool:
+    """Return whether a node computes each entry of its output from one entry of its inputs."""
+    constant = WITH_CONSTANT.get(node.op_type)
+    if constant is not None:
+        operand = node.inputs[constant]
+        return operand is not None and operand.const_value is not None
+    if node.op_type in AXES:  # to a shape that is known
+        return all(value is None or value.const_value for value in node.inputs[1:])
+    return node.op_type in BY_ENTRY
+
+
+def _sign(mask: Mask, value: ir.Value) -> int:
+    """Return 1 for the distance from a query back to a key, -1 for its negative, else 0."""
+    distances, node = Distances.of(value), value.producer()
+    if distances is not None:
+        return -_of_mask(mask, distances.q_positions, distances.k_positions)
+    if node is None or node.op_type != "Sub" or node.domain:
+        return 0
+    first, second = (_source(operand) for operand in node.inputs)
+    return _of_mask(mask, first, second) - _of_mask(mask, second, first)
+
+
+def _of_mask(mask: Mask, queries: Optional[ir.Value], keys: Optional[ir.Value]) -> bool:
+    """Return whether these are the positions of queries and keys of a mask."""
+    return (queries, keys) == (mask.positions, mask.key_positions)
 
 
 def _source(value: Optional[ir.Value]) -> Optional[ir.Value]:
@@ -167,15 +161,6 @@ def _source(value: Optional[ir.Value]) -> Optional[ir.Value]:
         value = node.inputs[0]
         node = None if value is None else value.producer()
     return value
-
-
-def _biases(op: Builder, bias: ir.Value, heads: int, sources: Dict[ir.Value, int]) -> np.ndarray:
-    """Return the table of a bias [H,range]."""
-    table = _table(op, bias, heads, sources)
-    if table is None:
-        rule = f"the bias {bias.name} to depend on distances alone"
-        raise refusal("export", rule, "another for the same distance", "choose target ort")
-    return np.ascontiguousarray(table, np.float32)
 
 
 def _table(
@@ -199,7 +184,7 @@ def _table(
         return None
     changes = np.flatnonzero((table[:, 1:] != table[:, :-1]).any(0))
     last = int(changes[-1]) + 1 if len(changes) else 0
-    return table[:, : last + 1]
+    return np.ascontiguousarray(table[:, : last + 1])
 
 
 def _element(source: ir.Value) -> ir.DataType:
@@ -237,7 +222,7 @@ def keys_of(op: Builder, node: Attend, mask: Mask, wide: int) -> Optional[List[O
     if waves is None or product is None or product.op_type != "MatMul":
         return None
     q, weight = product.inputs
-    own = (waves.q_positions, waves.k_positions) == (mask.positions, mask.key_positions)
+    own = _of_mask(mask, waves.q_positions, waves.k_positions)
     if not own or q is None or weight is None or weight.const_value is None:
         return None
     count = min(size(waves.waves, 0), mask.before + 1 or op.max_positions)
@@ -350,11 +335,8 @@ def picked(op: Builder, node: Attend, mask: Mask) -> Optional[Picked]:
     if counted is not None:
         return Picked(counts=counted.rows)
     if sums is not None:
-        distances, appended = Distances.of(sums.distances), Append.of(sums.numbers)
-        own = (mask.positions, mask.key_positions)
-        if distances is None or (distances.q_positions, distances.k_positions) != own:
-            return None
-        return Picked(decays=sums.numbers) if appended is not None else None
+        known = _sign(mask, sums.distances) == -1 and Append.of(sums.numbers)
+        return Picked(decays=sums.numbers) if known else None
     pick = Pick.of(node.content)
     if pick is None or (pick.key_rows is not None and not _appended_alone(pick.key_rows)):
         return None
@@ -419,7 +401,7 @@ def collected(node: Attend, mask: Mask, parts: Optional[Picked]) -> Optional[Lis
         if len(readers) < len(weights.output.uses()):
             return None
         for reader in readers:
-            own = (reader.positions, reader.key_positions) == (mask.positions, mask.key_positions)
+            own = _of_mask(mask, reader.positions, reader.key_positions)
             clipped = reader.left - np.minimum(np.arange(len(rows)), reader.left)
             same = len(rows) == reader.left + 1 and np.array_equal(rows, clipped)
             if not own or not same or size(parts.query_rows, 3) != reader.left + reader.right + 1:

@@ -196,13 +196,10 @@ def rotation_by_slot(op: Builder, cached: Cached) -> Optional[Rotate]:
 
     A slot differs from the position by a constant, which matters unless the rotation is linear.
     """
-    of_q, of_k = Rotate.of(cached.node.q), Rotate.of(cached.key.new)
-    if ort_slots.by_columns(op) is not None or of_q is None or of_k is None:
+    rotation = _rotation(op, cached, False)
+    if rotation is None or rotation[2] is not None or ort_slots.by_columns(op) is not None:
         return None
-    if of_q.node.inputs[1:] != of_k.node.inputs[1:] or not of_q.linear:
-        return None
-    if of_q.cos.name in op.levels:
-        return None
+    of_q = rotation[0]
     return of_q if size(of_q.x, 3) % 16 == 0 and size(of_q.cos, 1) % 8 == 0 else None
 
 
