@@ -2,7 +2,7 @@
 dtype and axes; examples of them for tracing, and the eager module as a target.
 """
 
-from typing import Any, Callable, Dict, List, Tuple, Union
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 from torch import Tensor
@@ -54,27 +54,19 @@ def _position_input(model: Model, signature: str) -> Value:
 def outputs_of(model: Model, signature: str) -> List[Value]:
     """Return the output, and the second one of a model with a readout."""
     of_dtype, width = passed(dtype_of(model)), model.config.width
+    tokens, readout = R if takes_logits_index(model, signature) else S, None
     if isinstance(model, ReadModule):
-        name, width = model.output_name, model.config.outputs
-        tokens = R if takes_logits_index(model, signature) else S
-        return [Value(name, of_dtype, (B, tokens, width)), *_readout(model, width)]
-    if not isinstance(model, Stack):
-        return [Value("output", of_dtype, (B, S, width))]
-    config = model.config
-    if config.head is not None:
-        tokens = R if takes_logits_index(model, signature) else S
-        output = Value("logits", of_dtype, (B, tokens, config.tokens.vocabulary))
+        name, width, readout = model.output_name, model.config.outputs, model.config.readout
+    elif not isinstance(model, Stack):
+        name = "output"
+    elif model.config.head is not None:
+        name, width = "logits", model.config.tokens.vocabulary
     else:
-        output = Value("last_hidden_state", of_dtype, (B, S, width))
-    return [output, *_readout(model, width)]
-
-
-def _readout(model: Union[Stack, ReadModule], width: int) -> List[Value]:
-    """Return the second output of a model with outputs of a width; none without a readout."""
-    readout = model.config.readout if isinstance(model, ReadModule) else None
+        name = "last_hidden_state"
+    output = Value(name, of_dtype, (B, tokens, width))
     if readout is None:
-        return []
-    return [Value(readout.output, dtype_of(model), (B, readout.size))]
+        return [output]
+    return [output, Value(readout.output, dtype_of(model), (B, readout.size))]
 
 
 def encoder_of(model: Model) -> List[Value]:

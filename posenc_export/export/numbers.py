@@ -104,9 +104,9 @@ class ExpectedNumbers:
         other = self.of(others.join(base.rsplit(own, 1)), shape) if own in base else None
         return None if other is None else join(numbers, other, shape)
 
-    def bias_by_distance(self, numbers: np.ndarray, bound: float) -> bool:
+    def bias_by_distance(self, numbers: np.ndarray) -> bool:
         """Return whether numbers [H,range] are the biases of an encoding of the module by distance,
-        the last of which is that of all larger distances. bound: of errors, relative to 1 + |bias|.
+        the last of which is that of all larger distances.
         """
         last, keys = torch.tensor([[self._most - 1]]), torch.arange(self._most)[None]
         for encoding in encodings_in(self._model):
@@ -119,7 +119,7 @@ class ExpectedNumbers:
             if len(expected) not in (1, len(numbers)):
                 continue
             errors = np.abs(numbers[:, index] - expected)
-            if (errors <= bound * (1 + np.abs(expected))).all():
+            if (errors <= BIAS * (1 + np.abs(expected))).all():
                 own = {id(t) for t in (*encoding.parameters(), *encoding.buffers())}
                 self.seen |= {name for name, t in self.tensors.items() if id(t) in own}
                 return True
@@ -179,7 +179,7 @@ def _cast(dtype: str) -> Form:
 # linear layers [N,K] as [K,N], weights of experts [experts,K,N] as [K,experts*N], those
 # [experts,N,K] as [experts*N,K], and numbers before zeros.
 FORMS: Mapping[str, Form] = {
-    **dict.fromkeys(("T", "transposed"), lambda numbers, _: numbers.T),
+    "T": lambda numbers, _: numbers.T,
     "by_output": _by_output,
     "beside": lambda numbers, shape: numbers.swapaxes(0, 1).reshape(shape),
     "stacked": lambda numbers, shape: numbers.reshape(shape),
@@ -384,7 +384,7 @@ class _Comparison:
             wanted = self.expected.traced.tensors[name].numpy()  # a constant in the module's code
         if name.endswith(BY_DISTANCE):
             self.compared += numbers.size
-            if not self.expected.bias_by_distance(numbers, BIAS):
+            if not self.expected.bias_by_distance(numbers):
                 self.failures[name] = "biases by distance that are those of no encoding"
         elif wanted is not None:
             self._exact(name, numbers, wanted)
@@ -408,7 +408,7 @@ class _Comparison:
         if wanted is None:
             self.failures[str(place)] = "weights that belong to no parameter"
             return
-        if bases[0].rpartition(".")[2] in ("T", "transposed"):
+        if bases[0].endswith(".T"):
             wanted = wanted.T
         padding = numbers[tuple(slice(0, size) for size in wanted.shape)]
         if numbers.ndim == 3 and np.count_nonzero(numbers) != np.count_nonzero(padding):

@@ -80,11 +80,11 @@ class Loss:
         self, actual: np.ndarray, expected: np.ndarray, following: Optional[np.ndarray] = None
     ) -> None:
         """Add outputs [B,L,V], and of text the token ids that follow each of them [B,L]."""
+        self.tokens += int(np.prod(expected.shape[:-1]))
         for first in range(0, expected.shape[1], TOKENS):
             few = slice(first, first + TOKENS)
             both = actual[:, few], expected[:, few]
-            same = both[0].argmax(-1) == both[1].argmax(-1)
-            self.tokens, self.same = self.tokens + same.size, self.same + int(same.sum())
+            self.same += int((both[0].argmax(-1) == both[1].argmax(-1)).sum())
             self._errors.add(*both)
             if following is not None:
                 self._entropy += [_cross_entropy(logits, following[:, few]) for logits in both]

@@ -73,47 +73,42 @@ class Sources:
         key = dtype, weights, sample and sample.described, cache, str(formats)
         if key not in self._made:
             model = in_dtype(self.model, "float32" if weights else dtype)
-            scales, exact = None, None
+            scales, exact, on_grid = None, None, dict[str, OnGrid]()
             if cache in SCALED and sample is not None:
                 scales = calibration.cache_scales(model, sample, say)
-            rounded_model, on_grid = rounding.Rounded(model, {})
-            if weights is not None:
-                rounded_model, on_grid = in_few_bits(
-                    model, weights, sample, formats, self._keep, say
-                )
-            activations = rounding.activations_of(model) if dtype == "float32" else dtype
-            if weights is not None and dtype != "float32":
-                rounded_model, exact, on_grid = in_half(rounded_model, on_grid, dtype, self._keep)
-            of_weights = None if weights is None else Weights(weights, activations=activations)
             described = None if sample is None else sample.described
-            fields: Dict[str, Any] = {"weights": of_weights, "formats": dict(formats or {})}
-            fields |= {"cache": cache, "calibration": described}
-            self._made[key] = Source(rounded_model, scales, on_grid, fields, say, exact)
+            fields: Dict[str, Any] = {"formats": dict(formats or {}), "cache": cache}
+            fields |= {"weights": None, "calibration": described}
+            if weights is not None:
+                activations = rounding.activations_of(model) if dtype == "float32" else dtype
+                fields["weights"] = Weights(weights, activations=activations)
+                model, on_grid = self._in_few_bits(model, weights, sample, formats, say)
+                if dtype != "float32":
+                    model, exact, on_grid = in_half(model, on_grid, dtype, self._keep)
+            self._made[key] = Source(model, scales, on_grid, fields, say, exact)
         return self._made[key]
 
-
-def in_few_bits(
-    model: Model,
-    weights: str,
-    sample: Optional[Sample],
-    formats: Optional[Mapping[str, str]] = None,
-    keep: Keep = in_memory,
-    say: Progress = silent,
-) -> rounding.Rounded:
-    """Return a copy of a float32 model in eval mode with weights rounded to a format
-    (formats.format_of), for formats.MIXED to those of `formats` by name.
-
-    A sample is used if the format is calibrated. Rounded weights and codes are kept in the arrays
-    that `keep` returns.
-    """
-    if weights == KEEP:
-        return kept(model, keep)
-    if sample is None or not format_of(weights).calibrated:
-        return rounding.rounded(model, weights, (), formats, keep, say)
-    if format_of(weights).smooth:
-        return rounding.rounded(smoothed(model, sample, say), weights, (), None, keep, say)
-    moments = calibration.moments(model, sample, say)
-    return rounding.rounded(model, weights, moments, formats, keep, say)
+    def _in_few_bits(
+        self,
+        model: Model,
+        weights: str,
+        sample: Optional[Sample],
+        formats: Optional[Mapping[str, str]],
+        say: Progress,
+    ) -> rounding.Rounded:
+        """Return a copy of a float32 model in eval mode with weights rounded as in `of`; a sample
+        is used if the format is calibrated.
+        """
+        if weights == KEEP:
+            return kept(model, self._keep)
+        if sample is None or not format_of(weights).calibrated:
+            return rounding.rounded(model, weights, (), formats, self._keep, say)
+        if format_of(weights).smooth:  # the smoothed copy has no other reference
+            return rounding.rounded(
+                smoothed(model, sample, say), weights, (), None, self._keep, say
+            )
+        moments = calibration.moments(model, sample, say)
+        return rounding.rounded(model, weights, moments, formats, self._keep, say)
 
 
 def in_half(

@@ -117,8 +117,8 @@ def test_the_table_of_the_page_is_in_the_order_of_speed_with_intervals_and_witho
     assert '4.00 ms<div class="note">x 4.0 (4.0 .. 6.0)</div>' in body
     assert not [part for part in ("perplexity", "<img", "bands") if part in text]
     busy = (
-        "Measured on a busy machine: other processes used 1.2 cores. Threads of torch wait for free "
-        "cores with OMP_WAIT_POLICY=PASSIVE."
+        "Measured on a busy machine: other processes used 1.2 cores. Threads of torch wait for "
+        "free cores with OMP_WAIT_POLICY=PASSIVE."
     )
     assert "bands hold" in others and f'<span class="mark">{busy}</span>' in text
     assert "Column of limit: the bytes" not in text and "Column of limit: the bytes" in others

@@ -108,7 +108,10 @@ BAD_PARTS = {
     ),
     "one norm too few": ({"norms": ({"name": "rms"},)}, "expected 2 norms of a layer, got 1"),
     "residual": ({"residual": {"name": "highway"}}, "expected name to be one of pre, post"),
-    "activation": ({"mlp": {**GATED, "activation": "step"}}, "activation to be one of silu, gelu, got .step."),
+    "activation": (
+        {"mlp": {**GATED, "activation": "step"}},
+        "activation to be one of silu, gelu, got .step.",
+    ),
     "parameter": (
         {"mlp": {**GATED, "depth": 2}},
         "mlp gated: expected parameter to be one of hidden, activation, bias, got 'depth'",

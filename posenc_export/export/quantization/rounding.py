@@ -21,7 +21,7 @@ from posenc_export.export.quantization.grid import Codes, Grid, OnGrid
 from posenc_export.export.read_module import Model, ReadModule
 from posenc_export.export.weight_file import Keep, in_memory
 from posenc_export.models.parameters import fill, sharing_weights, slots
-from posenc_export.models.weight_blocks import Blocks, Matrix
+from posenc_export.models.weight_blocks import Matrix
 from posenc_export.shared.progress import Progress, Steps, silent
 from posenc_export.shared.refusal import refusal
 
@@ -173,13 +173,9 @@ def kept(model: Model, keep: Keep = in_memory) -> Rounded:
 
 def _codes_of(matrix: Matrix, keep: Keep) -> Tuple[OnGrid, bool]:
     """Return the grid and the codes of a weight, and whether they are those of the file."""
-    held = matrix.blocks()
-    blocks = held or _rounded_part(matrix)
+    blocks = matrix.blocks()
+    if blocks is None:
+        return (NOT_KEPT, NOT_KEPT.rounded(matrix.weight()).kept(keep)), False
     _, count, block = blocks.codes.shape
     codes = Codes(blocks.codes, blocks.scales, count * block, blocks.offsets).kept(keep)
-    return (Grid(blocks.bits, block), codes), held is not None
-
-
-def _rounded_part(part: Matrix) -> Blocks:
-    codes = NOT_KEPT.rounded(part.weight())
-    return Blocks(codes.codes, codes.scales, None, NOT_KEPT.bits)
+    return (Grid(blocks.bits, block), codes), True

@@ -316,6 +316,6 @@ def _read_constant(op: Builder, read: OnGrid) -> None:
     weight = read.weight
     for reader, _ in list(read.output.uses()):
         if reader.op_type == "Transpose":
-            transposed = op.weight(f"{weight.name}.transposed", lambda: numbers_of(weight).T)
+            transposed = op.weight(f"{weight.name}.T", lambda: numbers_of(weight).T)
             reader.outputs[0].replace_all_uses_with(transposed)
     read.output.replace_all_uses_with(weight)
