@@ -139,14 +139,14 @@ def in_dtype(model: Model, dtype: str) -> Model:
 
 
 def check_half(model: Model, target: str, dtype: str) -> None:
-    """Refuse half precision for what needs float32. ValueError: a module with a recurrence; a model
+    """Refuse half precision for what needs float32. ValueError: a module with a recurrence or totals; a model
     that chooses experts, unless the target has no float32.
     """
     if dtype == "float32" or not isinstance(model, ReadModule):
         return
     what, got = "", dtype
     if any(cache.values and cache.heads for cache in model.caches):
-        what = "a module with a recurrence"
+        what = "a module with a recurrence or totals of tokens"
     elif target != "ort-cuda" and model.products.routers:
         what = "a model that chooses experts"
         got += ", in which a token near a tie gets other experts, and other ones in a step than in"

@@ -83,6 +83,37 @@ def gated_delta(
     return y.transpose(1, 2), last
 
 
+def running_total(
+    x: Tensor, valid: Tensor, state: Tensor, kind: str, most: int
+) -> Tuple[Tensor, Tensor]:
+    """Return the total of each of S tokens x [B,S,C] and all valid ones before it, and the state
+    after them. Tokens with valid [B,S] False are left out.
+
+    Args:
+        state: [B,1,2,C], the total before the call, and 1 where tokens have passed; zeros at first.
+        kind: "sum", "product" or "logsumexp".
+        most: largest number of tokens.
+    """
+    empty = {"sum": 0.0, "product": 1.0, "logsumexp": -1e30}[kind]
+    nothing = x.new_full((), empty)
+    before, passed = state[:, 0, :1], state[:, 0, 1:]
+    new = torch.where(valid.unsqueeze(2), x, nothing)
+    y = torch.cat((torch.where(passed.gt(0), before, nothing), new), 1)
+    if kind == "sum":
+        y = y.cumsum(1)
+    else:
+        for power in range(most.bit_length()):
+            earlier = torch.nn.functional.pad(y, (0, 0, 1 << power, 0), value=empty)
+            earlier = earlier[:, : y.shape[1]]
+            if kind == "product":
+                y = y * earlier
+            else:
+                larger, smaller = torch.maximum(y, earlier), torch.minimum(y, earlier)
+                y = larger + (smaller - larger).exp().log1p()
+    passed = torch.maximum(passed, valid.any(1)[:, None, None].to(x.dtype))
+    return y[:, 1:], torch.cat((y[:, -1:], passed), 1).unsqueeze(1)
+
+
 def _products(left: Tensor, right: Tensor, sums: Tensor, block: int = 32) -> Tensor:
     """Return left_i . (e^(s_i - s_j) right_j) [B,H,S,S] for j <= i and 0 for others, from left and
     right [B,H,S,D] and sums s [B,H,S,1 or D], float64. No exponent is above 0.

@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from posenc_export.ops import apply_rotation
 from posenc_export.ops.layers import EDGE
+from posenc_export.ops.recurrence import running_total
 from posenc_export.reading.axes import (
     Counts,
     Factor,
@@ -45,7 +46,7 @@ from posenc_export.reading.steps import (
     OverKeys,
     Recurrent,
     Rotated,
-    RunningSum,
+    Running,
     Skew,
     Window,
 )
@@ -60,7 +61,7 @@ class Cache(NamedTuple):
 
     Attributes:
         layer: index of the attention that reads it, or of the last one before it.
-        name: "key", "value", or "tokens", "state" or "tail" with a number.
+        name: "key", "value", or "tokens", "state", "total" or "tail" with a number.
         heads: 0 for the last tokens.
         values: 0 for a cache.
     """
@@ -118,11 +119,11 @@ class Calls(torch.nn.Module):
                 self.reach[step.root] = max(step.reach, self.reach.get(step.root, 0))
                 self.filters[node] = filter_of(properties, node, step)
                 held.setdefault(Tail(step.root))
-            elif isinstance(step, Recurrent):
+            elif isinstance(step, (Recurrent, Running)):
                 held.setdefault(node)
         self.states = list(held)  # in the order of the nodes that read them
         # What a query without keys gives may be NaN, whose products with weights of 0 are NaN.
-        reduces = (OverKeys, RunningSum, Cut)
+        reduces = (OverKeys, Cut)
         self.clears_padding = any(isinstance(self.steps[node], reduces) for node in self.order)
         self._hold_weights()
         parts = (self.steps[node] for node in self.order)
@@ -148,9 +149,7 @@ class Calls(torch.nn.Module):
                 caches += [step.key, step.value]
             elif isinstance(step, (Rotated, Skew, Window)):
                 left.append(step.root)
-            elif isinstance(step, RunningSum):
-                caches.append(Cached(step.source))
-            elif isinstance(step, (Cut, Item, Recurrent)):
+            elif isinstance(step, (Cut, Item, Recurrent, Running)):
                 left += inputs_of(node)
             elif isinstance(step, (Each, OverKeys)):
                 for other, read in zip(inputs_of(node), step.reads, strict=True):
@@ -245,14 +244,15 @@ class Calls(torch.nn.Module):
             heads, size = self._new(cached, self.values.of, self.values.counts).shape[2:]
             found.append(Cache(layer, name, int(heads), int(size)))
         for number, held in enumerate(self.states):
+            of: Any = self.steps[held.root if isinstance(held, Tail) else held]
+            if isinstance(of, Recurrent):
+                found.append(Cache(layer, f"state{number}", *of.state))
+                continue
+            width = math.prod(n for n in kinds(of.roles) if isinstance(n, int))
             if isinstance(held, Tail):
-                width = math.prod(
-                    n for n in kinds(self.steps[held.root].roles) if isinstance(n, int)
-                )
                 found.append(Cache(layer, f"tail{number}", 0, self.reach[held.root], width))
             else:
-                of: Any = self.steps[held]
-                found.append(Cache(layer, f"state{number}", *of.state))
+                found.append(Cache(layer, f"total{number}", 1, 2, width))
         return found
 
     def _last_mixed(self) -> Optional[Node]:
@@ -383,8 +383,8 @@ class Calls(torch.nn.Module):
             return triangle(values[inputs_of(node)[0]], step, call)
         if isinstance(step, Window):
             return self._window(node, step, call)
-        if isinstance(step, RunningSum):
-            return self._running_sum(node, step, call)
+        if isinstance(step, Running):
+            return self._running(node, step, call)
         if isinstance(step, Recurrent):
             return self._recurrent(node, step, call)
         if isinstance(step, Skew):
@@ -477,11 +477,13 @@ class Calls(torch.nn.Module):
             y = call.ops.rotate_pairs(x, call.positions, *tables, pairs, step.linear)
         return in_axes(y, step.roles, step.order, call.counts)
 
-    def _running_sum(self, node: Node, step: RunningSum, call: Call) -> Tensor:
-        """Sum over a token and those before it."""
-        x = self._cached(Cached(step.source), call)  # [B,N,T,D]
-        y = call.earlier.to(torch.float32).unsqueeze(1) @ x
-        return self._laid_out(y.transpose(1, 2), node, step.roles, call.counts)
+    def _running(self, node: Node, step: Running, call: Call) -> Tensor:
+        """Continue a total, which a token of padding leaves as it is."""
+        x, causal = self._by_token(step.source, call), self.properties.causal
+        past = self._past(node, call) if causal else x.new_zeros(x.shape[0], 1, 2, x.shape[2])
+        valid, most = call.positions.ge(0), self.values.capture.max_positions
+        y, call.cached[node] = running_total(x, valid, past, step.kind, most)
+        return self._laid_out(y, node, step.roles, call.counts)
 
     def _recurrent(self, node: Node, step: Recurrent, call: Call) -> Tensor:
         """Continue a recurrence. A token of padding writes nothing, and nothing is forgotten."""
@@ -517,16 +519,20 @@ class Calls(torch.nn.Module):
         y = self.properties.run_region(step.region, step.root, x, self.given)
         return y[(*[slice(None)] * axis_of(step.roles, "Q"), slice(self.reach[step.root], None))]
 
+    def _by_token(self, node: Node, call: Call) -> Tensor:
+        """Return a value as floating-point numbers of each token [B,S,C]."""
+        roles = self.steps[node].roles
+        x = split(call.values[node], roles, call.counts).permute(by_token(roles))
+        x = x.flatten(2) if x.dim() > 2 else x.unsqueeze(2)
+        return x if x.is_floating_point() else x.to(torch.float32)
+
     def _with_tail(self, root: Node, call: Call) -> Tensor:
         """Return the tokens of a call behind the last r ones before them [B,r+S,C], which follow
         what padding there is in front of the tokens. Keeps the last tokens for the next call.
         """
         held, reach = Tail(root), self.reach[root]
         if held not in call.tails:
-            roles = self.steps[root].roles
-            new = split(call.values[root], roles, call.counts).permute(by_token(roles))
-            new = new.flatten(2) if new.dim() > 2 else new.unsqueeze(2)
-            new = new if new.is_floating_point() else new.to(torch.float32)
+            new = self._by_token(root, call)
             (behind, last), past = call.around_padding(reach), self._past(held, call)
             call.tails[held] = call.ops.select_tokens(torch.cat((past, new), 1), behind)
             call.cached[held] = call.ops.select_tokens(call.tails[held], last)

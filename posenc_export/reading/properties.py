@@ -49,7 +49,7 @@ from posenc_export.reading.steps import (
     OverKeys,
     Reads,
     Recurrent,
-    RunningSum,
+    Running,
     Skew,
     Step,
     Window,
@@ -57,6 +57,11 @@ from posenc_export.reading.steps import (
 from posenc_export.reading.values import Values, aten, inputs_of
 from posenc_export.reading.windows import FAILED, reach_of
 
+RUNNING = {
+    aten.cumsum.default: "sum",
+    aten.cumprod.default: "product",
+    aten.logcumsumexp.default: "logsumexp",
+}
 MOST_EXTRA = 64  # entries beside tokens on one axis
 SIZES = ((3, 20), (2, 7), (5, 11), (7, 30))  # rows and tokens for which sizes are compared
 POWERS = {0: ("",), 1: ("K", "Q"), 2: ("QK",)}  # of the number of tokens in a size
@@ -109,7 +114,7 @@ class Properties:
         return (
             self._each_or_keys(node)
             or self._of_turned(node)
-            or self._running_sum(node)
+            or self._running(node)
             or self._window(node)
         )
 
@@ -453,10 +458,10 @@ class Properties:
                 return Each(found, reads)
         return refuse(node, MIXES)
 
-    # Sums over earlier tokens, and the third property
+    # Totals of earlier tokens, and the third property
 
-    def _running_sum(self, node: Node) -> Optional[Step]:
-        if node.target is not aten.cumsum.default:
+    def _running(self, node: Node) -> Optional[Step]:
+        if node.target not in RUNNING:
             return None
         source: Any = node.args[0]
         own = self.steps[source].roles
@@ -464,7 +469,7 @@ class Properties:
         axis = along % len(own)
         if own[axis] != (Factor("Q"),) or tokens(own) != ["Q"]:
             return None
-        return RunningSum(own, source)
+        return Running(own, source, RUNNING[node.target])
 
     def _roots(self, node: Node) -> Set[Node]:
         """Return the values with plain token axes that a node of an open region reads."""

@@ -136,10 +136,13 @@ class Skew(Step):
 
 
 @dataclass(frozen=True)
-class RunningSum(Step):
-    """The sum of `source` over a token and all earlier ones."""
+class Running(Step):
+    """A total of `source` over a token and all earlier ones, as of ops.running; its state is
+    [B,1,2,C].
+    """
 
     source: Node
+    kind: str
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from typing import Any, Dict, List, Tuple
+from typing import Any, List, Tuple
 
 import pytest
 import torch
@@ -23,20 +23,14 @@ pytestmark = [
 TOLERANCE = tolerance("float32", depth=2, reduction=64)
 QUICK = """
     kinds-of-positions nanogpt-flash nanochat window-branch rope-grown linear-cumsum convolution-cut
-    ids-of-pictures weights-that-are-cast
+    ids-of-pictures weights-that-are-cast gated-recurrence
 """.split()
-REFUSED = {
-    "gated-recurrence": "logcumsumexp has no state that is known",
-}
 
 
-def by_name(quick: List[str], refused: Dict[str, str] = REFUSED) -> List[Any]:
-    """Names of the zoo, with marks for `make test` leaving one out, and for refused ones."""
+def by_name(quick: List[str]) -> List[Any]:
+    """Names of the zoo, with marks for `make test` leaving one out."""
     every = pytest.mark.exhaustive
-    marks: Dict[str, Any] = {name: [] if name in quick else [every] for name in ZOO}
-    for name, reason in refused.items():
-        marks[name].append(pytest.mark.xfail(raises=Refused, strict=True, reason=reason))
-    return [pytest.param(name, marks=marks[name]) for name in ZOO]
+    return [pytest.param(name, marks=[] if name in quick else [every]) for name in ZOO]
 
 
 def sequence(example: Tensor, length: int = 20, rows: int = 2) -> Tensor:
@@ -56,7 +50,7 @@ def read_of_zoo(name: str) -> Tuple[Any, nn.Module, Tensor, Tensor]:
     return read(module, example, positions, **OPTIONS[name]), module, x, before
 
 
-@pytest.mark.parametrize("name", by_name(QUICK, {}))
+@pytest.mark.parametrize("name", by_name(QUICK))
 @torch.no_grad()
 def test_a_module_of_the_zoo_is_causal_and_gives_the_same_at_every_length(name: str) -> None:
     module, example, _ = ZOO[name]()
