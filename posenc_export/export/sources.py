@@ -139,8 +139,8 @@ def in_dtype(model: Model, dtype: str) -> Model:
 
 
 def check_half(model: Model, target: str, dtype: str) -> None:
-    """Refuse half precision for what needs float32. ValueError: a module with a recurrence or totals; a model
-    that chooses experts, unless the target has no float32.
+    """Refuse half precision for what needs float32. ValueError: a module with a recurrence or
+    totals; a model that chooses experts, unless the target has no float32.
     """
     if dtype == "float32" or not isinstance(model, ReadModule):
         return
