@@ -89,9 +89,8 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
     lines = []
     for row in rows:
         shares = [f"{row[key]:.1%}" if key in row else "" for key in ("next", "first", "all")]
-        size = f"{row['bytes'] / 1e6:.0f}" if "bytes" in row else ""
         loss = f"{row['perplexity']:.3f}" if "perplexity" in row else ""
-        lines.append([row["weights"], size, loss, *shares])
+        lines.append([row["weights"], f"{row['bytes'] / 1e6:.0f}", loss, *shares])
     return marked.markdown(HEADS, lines)
 
 

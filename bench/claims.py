@@ -45,14 +45,10 @@ def models(name: str) -> Iterator[Tuple[str, Any]]:
     causal = works(name, "causal")
     for sees in ("causal", "window", "chunk", "sinks") if causal else ("both", "near"):
         config = decoder(name, max_positions=LONG) if causal else encoder(name)
-        layers = {
-            layer: replace(
-                kind,
-                attention=replace(kind.attention, sees=SEEN[sees], sinks=sees == "sinks"),
-            )
-            for layer, kind in config.layers.items()
-        }
-        yield sees, replace(config, layers=layers)
+        how: Dict[str, Any] = {"sees": SEEN[sees], "sinks": sees == "sinks"}
+        layers = config.layers.items()
+        kinds = {name: replace(of, attention=replace(of.attention, **how)) for name, of in layers}
+        yield sees, replace(config, layers=kinds)
 
 
 def measured(name: str, targets: Sequence[str] = TARGETS) -> Iterator[Dict[str, Any]]:
@@ -65,13 +61,8 @@ def measured(name: str, targets: Sequence[str] = TARGETS) -> Iterator[Dict[str, 
             continue
         for target in targets:
             for signature in OF_EXPORT[target].layout:
-                yield {
-                    "encoding": name,
-                    "sees": sees,
-                    "target": target,
-                    "signature": signature,
-                    **_proved(sources, target, signature),
-                }
+                row = {"encoding": name, "sees": sees, "target": target, "signature": signature}
+                yield row | _proved(sources, target, signature)
 
 
 def _proved(sources: Sources, target: str, signature: str) -> Dict[str, Any]:

@@ -133,11 +133,9 @@ def figure(cost: Mapping[str, Any]) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     what = "registry keys of encodings (default: all)"
-    parser.add_argument("names", nargs="*", metavar="NAME", help=what)
+    parser.add_argument("names", nargs="*", choices=BLOCKS, metavar="NAME", help=what)
     parser.add_argument("--target", default=TARGET, help="target of the artefacts")
     options = parser.parse_args()
-    if unknown := sorted(set(options.names) - set(BLOCKS)):
-        parser.error(f"names are {', '.join(BLOCKS)}, got {', '.join(unknown)}")
     results = measured(options.names or BLOCKS, options.target)
     for row in results["rows"]:
         spreads = row["over_plain"].items()

@@ -14,7 +14,7 @@ import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Tuple
 
 import msgspec
 import numpy as np
@@ -42,7 +42,6 @@ class Variant:
     signature: str = "positions"  # "positions" or "mask"
     weights: str = ""  # format of quantized weights, empty for float32
     cache: str = ""  # format of quantized caches, empty for float32
-    only_for: str = ""  # the runtime without which it is not measured, empty for none
 
     @property
     def name(self) -> str:
@@ -68,11 +67,8 @@ def on_targets(*targets: str) -> Tuple[Variant, ...]:
 
 
 ALL = ("ort", "onnx", "onnx-static", "torchscript")
-LOADERS = ("genai", "openvino")  # runtimes that load an artefact folder of signature mask
-LOADED = (
-    Variant(signature="mask", only_for="genai"),
-    Variant(target="onnx", signature="mask", only_for="openvino"),
-)
+LOADERS = ("genai", "openvino")
+LOADED = (Variant(signature="mask"), Variant(target="onnx", signature="mask"))  # which they load
 QUANTIZED = tuple(Variant(weights=weights) for weights in ("int8", "int4", "int4-128"))
 NATIVE = tuple(Variant(target="ort-native", weights=weights) for weights in ("int8", "int4"))
 LLAMA_CPP = ("llama.cpp", "llama.cpp-q8_0", "llama.cpp-q4_0")
@@ -102,13 +98,13 @@ def described(part: str, encoding: str) -> AnyConfig:
     return decoder_config(49152, 30, 1536, block_config(576, 9, 2048, kv_heads=3, encoding=spec))
 
 
-def exported(part: str, runtimes: Sequence[str], say: Progress) -> List[Path]:
+def exported(part: str, say: Progress) -> List[Path]:
     """Export the artefacts of a part, unless they exist, and return their folders."""
     from posenc_export.export import Sources
     from posenc_export.models.presets import seeded
 
     sources: Dict[str, Sources] = {}
-    variants = [v for v in PARTS[part].variants if v.only_for in ("", *runtimes)]
+    variants = PARTS[part].variants
     paths = [ARTEFACTS / FOLDERS.get(part, part) / variant.name for variant in variants]
     for variant, path in zip(variants, paths, strict=True):
         if path.is_dir():
@@ -142,7 +138,7 @@ def measured(name: str, say: Progress) -> Report:
     """Measure all contestants of a part in one run."""
     part = PARTS[name]
     runtimes = [runtime for runtime in part.runtimes if not RUNTIMES[runtime].missing()]
-    paths, works = exported(name, runtimes, say), (part.contexts, part.prompts)
+    paths, works = exported(name, say), (part.contexts, part.prompts)
     return run(paths, runtimes, *works, seconds=part.seconds, progress=say)
 
 

@@ -35,10 +35,10 @@ class Case(NamedTuple):
     name: str
     packages: str
     code: str
-    can: str
-    vectors: bool
-    output: Optional[str]
-    length: int
+    can: str = ""
+    vectors: bool = False
+    output: Optional[str] = None
+    length: int = 11
 
 
 class Row(NamedTuple):
@@ -70,18 +70,10 @@ def cases() -> List[Case]:
     """Return the cases of wild_modules.toml."""
     found = []
     for entry in tomllib.loads((HERE / "wild_modules.toml").read_text("utf-8"))["module"]:
-        for option, text in entry.get("options", {"": ""}).items():
-            found.append(
-                Case(
-                    entry["name"] + (f", {option.replace('-', ' ')}" if option else ""),
-                    entry["packages"],
-                    entry["code"].replace("OPTION", text),
-                    entry.get("can", ""),
-                    entry.get("vectors", False),
-                    entry.get("output"),
-                    entry.get("length", 11),
-                )
-            )
+        for option, text in entry.pop("options", {"": ""}).items():
+            name = entry["name"] + (f", {option.replace('-', ' ')}" if option else "")
+            code = entry["code"].replace("OPTION", text)
+            found.append(Case(**{**entry, "name": name, "code": code}))
     return found
 
 
