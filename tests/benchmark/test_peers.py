@@ -87,9 +87,8 @@ def test_a_runtime_computes_the_outputs_of_the_artefact(
         if manifest.vocabulary
         else rng.standard_normal((batch, 24, 48)).astype(np.float32)
     )
-    session = importlib.import_module(RUNTIMES[runtime].peer).open_session(
-        folder, manifest, 1, batch, **RUNTIMES[runtime].options
-    )
+    peer = importlib.import_module(f"posenc_export.benchmark.peers.{RUNTIMES[runtime].peer}")
+    session = peer.open_session(folder, manifest, 1, batch, **RUNTIMES[runtime].options)
     wanted = answers(load(folder, provider="cpu", threads=1).session(batch), tokens)
     half = runtime == "llama.cpp"  # its attention has a mask and sums in float16
     bound = 3e-3 if half else tolerance("float32", 2, 48)
