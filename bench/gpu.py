@@ -12,6 +12,7 @@ provider (tests/cuda_dry_run); its errors and times mean nothing.
 """
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
@@ -64,7 +65,7 @@ def piece(part: str, key: str, folder: Path, rehearse: bool) -> Iterator[Dict[st
 
 
 def in_process(
-    part: str, key: str, folder: Path, rehearse: bool, seconds: float
+    folder: Path, rehearse: bool, part: str, key: str, seconds: float
 ) -> List[Dict[str, Any]]:
     """Run a piece in a process of its own. Return its rows, and a row {"error"} if it failed; none
     if the time that is left was shorter than that of a piece.
@@ -166,9 +167,7 @@ def main() -> None:
     path = options.folder / "rehearsal.json" if options.rehearse else gpu_page.RESULTS
     results = Results(path, here(options.rehearse))
 
-    def run(part: str, key: str, seconds: float) -> List[Dict[str, Any]]:
-        return in_process(part, key, options.folder, options.rehearse, seconds)
-
+    run = functools.partial(in_process, options.folder, options.rehearse)
     complete = measure(results, options.minutes, options.rehearse, run)
     if not options.rehearse:
         gpu_page.write(results.values, gpu_page.PAGE)

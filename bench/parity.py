@@ -50,12 +50,6 @@ REFUSED = {
 }
 
 
-def forms_of(name: str) -> List[str]:
-    """The forms of model, "decoder" and "encoder", that an encoding works in."""
-    forms = {"causal": "decoder", "bidirectional": "encoder"}
-    return [form for attention, form in forms.items() if attention in REGISTRY[name].works_in]
-
-
 def config_of(name: str, form: str) -> AnyConfig:
     """Description of a small decoder or encoder with an encoding."""
     how: Dict[str, Any] = {"encoding": {"name": name}, "causal": form == "decoder"}
@@ -121,7 +115,10 @@ def passes(row: Dict[str, Any]) -> bool:
 
 def main() -> int:
     """Measure all encodings and write the files; returns 1 if a cell exceeds its tolerance."""
-    pairs = [(name, form) for name in REGISTRY for form in forms_of(name)]
+    forms = {"decoder": "causal", "encoder": "bidirectional"}
+    pairs = [
+        (n, form) for n, of in REGISTRY.items() for form in forms if forms[form] in of.works_in
+    ]
     rows: List[Dict[str, Any]] = []
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(2, context) as pool:

@@ -6,7 +6,7 @@ too, unless a table of positions ends there.
 
 import inspect
 import itertools
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 import torch
 
@@ -114,8 +114,9 @@ LEFT_OUT: Tuple[Tuple[str, ...], ...] = (
 def sizes(default: Any, trained: int, left_out: Tuple[str, ...] = ()) -> Dict[str, Any]:
     """Return small values of a default configuration, also of those inside it."""
     values: Dict[str, Any] = {}
-    layers = _depth(default)
-    for key, value in default.to_dict().items():
+    names, known = ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), default.to_dict()
+    layers = next((known[name] for name in names if isinstance(known.get(name), int)), 0)
+    for key, value in known.items():
         inner = getattr(default, key, None) if key in default.sub_configs else None
         if inner is not None:
             kind = {"model_type": inner.model_type} if inner.model_type else {}
@@ -131,23 +132,13 @@ def sizes(default: Any, trained: int, left_out: Tuple[str, ...] = ()) -> Dict[st
         elif key in SIZES and (type(value) is int or value is None and key in MADE):
             values[key] = SIZES[key]
         elif isinstance(value, list) and len(value) == layers > LAYERS:
-            values[key] = _few(value)
+            # LAYERS entries of as many kinds as fit
+            kinds = [item for index, item in enumerate(value) if item not in value[:index]]
+            values[key] = (kinds * LAYERS)[:LAYERS]
     if "kv_lora_rank" in values:  # keys of all heads are made of one
         values |= {"num_key_value_heads": values["num_attention_heads"], "head_dim": 8}
-    known = default.to_dict()
     values = {key: value for key, value in values.items() if key in known}
     return {**values, **OWN.get(default.model_type, {})}
-
-
-def _depth(config: Any) -> int:
-    names, values = ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), config.to_dict()
-    return next((values[name] for name in names if isinstance(values.get(name), int)), 0)
-
-
-def _few(values: List[Any]) -> List[Any]:
-    """Return LAYERS entries of a list with one for each layer, of as many kinds as fit."""
-    kinds = [value for index, value in enumerate(values) if value not in values[:index]]
-    return (kinds * LAYERS)[:LAYERS]
 
 
 def small(name: str, auto: Any) -> Any:

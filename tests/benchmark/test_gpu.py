@@ -64,7 +64,7 @@ def test_no_piece_begins_after_the_time(
 
 
 def test_a_piece_that_fails_is_a_row_with_the_last_line_of_its_error(tmp_path: Path) -> None:
-    rows = gpu.in_process("repaired", "no such model", tmp_path, True, 100)
+    rows = gpu.in_process(tmp_path, True, "repaired", "no such model", 100)
     assert rows == [{"error": "KeyError: 'no such model'"}]
 
 
