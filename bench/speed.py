@@ -14,7 +14,7 @@ import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 import msgspec
 import numpy as np
@@ -25,9 +25,6 @@ from posenc_export.benchmark.runtimes import RUNTIMES
 from posenc_export.commands.terminal import Progress
 from posenc_export.models.config import AnyConfig
 from posenc_export.models.short_forms import block_config, decoder_config
-
-if TYPE_CHECKING:
-    from posenc_export.export import Sources
 
 ENCODINGS = ("rope", "alibi", "t5", "nope")
 RESULTS, ARTEFACTS = Path("bench/results/speed.json"), Path("build/speed")
@@ -116,11 +113,9 @@ def exported(part: str, say: Progress) -> List[Path]:
     return paths
 
 
-def write(model: "Sources", variant: Variant, path: Path) -> None:
-    """Export one artefact without verifying it.
-
-    Caches of blocks are calibrated with random hidden states, which have the same scale in every
-    channel.
+def write(model: Any, variant: Variant, path: Path) -> None:
+    """Export one artefact of Sources without verifying it. Caches of blocks are calibrated with
+    random hidden states, which have the same scale in every channel.
     """
     from posenc_export.export import export
 

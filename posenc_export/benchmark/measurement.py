@@ -74,7 +74,8 @@ class Measurement:
         """Time steps of all contestants, and reads of the bytes that a step must read."""
         duration = self.seconds * DECODE_SHARE / self.rounds
         times: List[List[float]] = [[] for _ in self.workers]
-        reads: Dict[int, List[float]] = {self._bytes(own, tokens): [] for own in self.contestants}
+        sizes = (machine.step_bytes(own.manifest, tokens, self.batch) for own in self.contestants)
+        reads: Dict[int, List[float]] = {size: [] for size in sizes}
         for turn in range(self.rounds):
             how = {"context": tokens, "duration": duration, "fresh": turn == 0}
             for worker, samples in zip(self.workers, times, strict=True):
@@ -114,9 +115,6 @@ class Measurement:
         how = {"provider": contestant.provider, "threads": self.threads, "batch": self.batch}
         return worker.ask("load", **where, **how)
 
-    def _bytes(self, contestant: Contestant, tokens: int) -> int:
-        return machine.step_bytes(contestant.manifest, tokens, self.batch)
-
     def _rows(
         self, phase: str, tokens: int, times: List[List[float]], bandwidths: Dict[int, float]
     ) -> List[Row]:
@@ -128,7 +126,7 @@ class Measurement:
         resident = dict(zip((own.label for own in self.contestants), asked, strict=True))
         for contestant, samples in pairs:
             of_step = spread(samples)
-            size = self._bytes(contestant, tokens)
+            size = machine.step_bytes(contestant.manifest, tokens, self.batch)
             bandwidth = bandwidths.get(size) if contestant.reads_known_bytes else None
             row = Row(
                 phase=phase,

@@ -93,7 +93,7 @@ def headlines(rows: Sequence[Row], baseline: str = "") -> List[str]:
         texts = {name: _range(spreads[name]) for name in order}
         parts = [f"{name} {text}" for name, text in texts.items() if text]
         if undecided := [name for name, text in texts.items() if not text]:
-            parts += [f"{_listed(undecided)} undecided (the times vary too much)"]
+            parts += [f"{' and '.join(undecided)} undecided (the times vary too much)"]
         where = " to ".join(map(str, dict.fromkeys((tokens[0], tokens[-1]))))
         place = f"{phase.capitalize()} at {where} {WHAT[phase]}"
         lines.append(f"{place}, time relative to {reference}: {', '.join(parts)}.")
@@ -112,8 +112,3 @@ def _range(spreads: Sequence[Spread]) -> str:
         str(spreads[0]) if len(spreads) == 1 else least if least == most else f"{least} to {most}"
     )
     return f"{text} (no clear difference)" if equal and len(spreads) > 1 else text
-
-
-def _listed(words: Sequence[str]) -> str:
-    *first, last = words
-    return f"{', '.join(first)} and {last}" if first else last

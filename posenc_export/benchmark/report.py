@@ -73,16 +73,18 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
             times = (median(row), duration(row.p10_seconds), duration(row.p90_seconds))
             over = "" if slower is None else str(slower)
             share = "-" if row.share_of_limit is None else f"{row.share_of_limit:.0%}"
-            count = str(len(row.samples_seconds))
-            cells.append((*work, *times, rate(row.tokens_per_second), over, share, count))
+            rate, count = row.tokens_per_second, str(len(row.samples_seconds))
+            speed = f"{rate:.{1 if rate < 100 else 0}f}"
+            cells.append((*work, *times, speed, over, share, count))
         return cells
 
     def load_cells(self) -> Cells:
         cells: Cells = []
         for own in self.contestants:
-            names = own.contestant, own.model, own.target, own.provider, loss(own.perplexity)
+            names = own.contestant, own.model, own.target, own.provider
+            loss = "" if own.perplexity is None else f"x {own.perplexity:.3f}"
             times = duration(own.load_seconds), duration(own.first_calls_seconds)
-            cells.append((*names, *times, size(own.peak_memory_bytes)))
+            cells.append((*names, loss, *times, size(own.peak_memory_bytes)))
         return cells
 
     @property
@@ -129,17 +131,8 @@ def duration(seconds: float) -> str:
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
 
 
-def loss(perplexity: Optional[float]) -> str:
-    """Format a perplexity that is relative to float32."""
-    return "" if perplexity is None else f"x {perplexity:.3f}"
-
-
 def size(count: int) -> str:
     return f"{count / 1e6:.2f} MB" if count < 1e8 else f"{count / 1e6:.0f} MB"
-
-
-def rate(tokens_per_second: float) -> str:
-    return f"{tokens_per_second:.{1 if tokens_per_second < 100 else 0}f}"
 
 
 def unsteady(row: Row) -> bool:

@@ -48,7 +48,7 @@ class Service:
         failed: Callable[[], object],
     ) -> None:
         self.name, self.manifest, self.limits = name, model.manifest, limits
-        self.created, self.codec = int(time.time()), model.tokenizer
+        self.codec = model.tokenizer
         self.completions, self.chat = Completions(self.codec, self.manifest.stop_ids), Chat(chat)
         self.open: Dict[Any, Completion] = {}  # running completions by request of the engine
 
@@ -217,7 +217,7 @@ def _routes(service: Service) -> APIRouter:
     async def chat(request: Request) -> Response:
         return await service.complete(request, service.chat)
 
-    http.add_models(routes, service.name, service.created, service.limits.context, service.manifest)
+    http.add_models(routes, service.name, service.limits.context, service.manifest)
 
     @routes.get("/metrics", summary="Counters in Prometheus's text format")
     async def metrics() -> Response:

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import time
 from typing import Annotated, Any, List, Literal, Optional, Tuple, Union
 
 import numpy as np
@@ -46,7 +45,7 @@ class Embedder:
 
     def __init__(self, name: str, model: Model, limits: Limits) -> None:
         check_embeds(model.manifest)
-        self.name, self.model, self.limits, self.created = name, model, limits, int(time.time())
+        self.name, self.model, self.limits = name, model, limits
         self.waiting = 0
         self._turn = asyncio.Lock()
 
@@ -113,7 +112,7 @@ def application(name: str, model: Model, limits: Limits, access: Access = Access
     async def embeddings(request: Request) -> Response:
         return await embedder.embed(request)
 
-    http.add_models(routes, name, embedder.created, longest(model), model.manifest)
+    http.add_models(routes, name, longest(model), model.manifest)
     title = f"Embeddings of {name}, as in OpenAI's API."
     remedy = f"POST /v1/embeddings embeds texts, since {name} is an encoder"
     return http.application(title, access, routes, remedy)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import time
 from typing import Any, AsyncIterator, Callable, Dict, List, Optional, Type, TypeVar, Union
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -155,11 +156,9 @@ def check_model(asked: Optional[str], name: str) -> None:
         raise refused("model", name, cut(str(asked)), "/v1/models lists what is served", 404)
 
 
-def add_models(
-    routes: APIRouter, name: str, created: int, longest: int, manifest: Manifest
-) -> None:
+def add_models(routes: APIRouter, name: str, longest: int, manifest: Manifest) -> None:
     """Add the routes of the served model. longest: most tokens of a request."""
-    model = {"id": name, "object": "model", "created": created, "owned_by": "posenc"}
+    model = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "posenc"}
     model |= {"max_model_len": longest, "target": manifest.target, "digest": manifest.digest}
 
     @routes.get("/v1/models", summary="List the served model")

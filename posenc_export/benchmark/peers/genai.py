@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnxruntime_genai
 
-from posenc_export.benchmark.opened import CallSession
+from posenc_export.benchmark.peers import CallSession
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared.refusal import refusal
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from posenc_export.benchmark.opened import CallSession
+from posenc_export.benchmark.peers import CallSession
 from posenc_export.benchmark.peers.eager import rebuilt
 from posenc_export.runtime.artefact.manifest import Manifest
 

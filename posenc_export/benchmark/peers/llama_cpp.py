@@ -10,7 +10,7 @@ import gguf
 import llama_cpp
 import numpy as np
 
-from posenc_export.benchmark.opened import CHUNK, CallSession
+from posenc_export.benchmark.peers import CHUNK, CallSession
 from posenc_export.benchmark.peers.llama import llama
 from posenc_export.runtime.artefact.manifest import Manifest
 

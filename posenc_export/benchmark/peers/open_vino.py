@@ -7,7 +7,7 @@ import numpy as np
 import openvino
 from openvino._offline_transformations import apply_make_stateful_transformation
 
-from posenc_export.benchmark.opened import CallSession
+from posenc_export.benchmark.peers import CallSession
 from posenc_export.runtime.artefact.manifest import Manifest
 
 
