@@ -31,12 +31,9 @@ from tests.auditing.exporter_faults import OF_CHECKPOINTS, OF_GRAPHS
 PAGE, RESULTS, WORK = map(
     Path, ("docs/audit-results.md", "bench/results/audit.json", "build/audit")
 )
-FAULTY = (
-    "transformers", "optimum", "genai", "torch-dynamo", "torchscript",
-)  # fmt: skip
+FAULTY = ("transformers", "optimum", "genai", "torch-dynamo", "torchscript")
 ONNX = ("transformers", "optimum", "torch-dynamo", "torchscript")  # whose graphs get faults
 SECONDS = 3600  # of one exporter
-SHOWN = 140  # characters of a refusal on the page
 COUNTED = ("right", "wrong", "refused", "not possible")
 
 

@@ -147,8 +147,7 @@ def _cell(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    what = "run only this runtime and keep the rows of the others; may be given several times"
-    parser.add_argument("--only", action="append", choices=CLIENTS, help=what)
+    parser.add_argument("--only", action="append", choices=CLIENTS, help="keep rows of others")
     options = parser.parse_args()
     rows: List[Row] = json_rows.read(RESULTS, [])
     with tempfile.TemporaryDirectory() as temporary:

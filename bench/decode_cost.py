@@ -132,8 +132,7 @@ def figure(cost: Mapping[str, Any]) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    what = "registry keys of encodings (default: all)"
-    parser.add_argument("names", nargs="*", choices=BLOCKS, metavar="NAME", help=what)
+    parser.add_argument("names", nargs="*", choices=BLOCKS, metavar="NAME")
     parser.add_argument("--target", default=TARGET, help="target of the artefacts")
     options = parser.parse_args()
     results = measured(options.names or BLOCKS, options.target)

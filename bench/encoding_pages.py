@@ -5,13 +5,12 @@ python -m bench.encoding_pages
 """
 
 import inspect
-import json
 import re
 import tomllib
 from pathlib import Path
 from typing import Any, Dict, List, Mapping
 
-from bench import decode_cost
+from bench import decode_cost, json_rows
 from bench.compact_svg import save
 from bench.marked import TEXTS, text
 from posenc_export import encodings
@@ -167,7 +166,7 @@ def write(docs: Path) -> None:
         save(plots.draw({"name": name}), folder / f"{name}.svg")
         save(draw_small(name), folder / "small" / f"{name}.svg")
     (folder / "README.md").write_text(gallery(), encoding="utf-8")
-    cost = json.loads((TEXTS.parent / "results/decode_cost.json").read_text(encoding="utf-8"))
+    cost = json_rows.read(TEXTS.parent / "results/decode_cost.json")
     (docs / "decode.md").write_text(decode_cost.page(cost), encoding="utf-8")
     save(decode_cost.figure(cost), docs / "decode.svg")
 

@@ -140,8 +140,7 @@ def measured(name: str, say: Progress) -> Report:
 def main() -> None:
     """Measure the parts and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    what = "measure only this part; may be given several times (default: all)"
-    parser.add_argument("--only", action="append", choices=PARTS, help=what)
+    parser.add_argument("--only", action="append", choices=PARTS, help="part (default: all)")
     options = parser.parse_args()
     say = Progress()
     for name in options.only or PARTS:

@@ -47,7 +47,6 @@ EXAMPLES = """
   posenc audit theirs.onnx --reference ./checkpoint       check another exporter
   posenc inspect build/model --runtime c > model.c        print a program
 """
-FILES = {"list": "listing"}  # files with another name than their command
 atexit.register(gc.freeze)  # at exit, Python would look for cycles among all objects, for 0.1 s
 
 
@@ -117,7 +116,7 @@ def parser_of(called: Container[str]) -> argparse.ArgumentParser:
         sentence = f"{summary[0].upper()}{summary[1:]}."
         command = commands.add_parser(name, help=summary, description=sentence)
         if name in called:
-            file = importlib.import_module(f"posenc_export.commands.{FILES.get(name, name)}")
+            file = importlib.import_module(f"posenc_export.commands.{name}")
             add_options(command, file.OPTIONS)
             command.set_defaults(run=file.run)
         command.add_argument("--json", action="store_true", help="machine-readable output")
