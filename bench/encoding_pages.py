@@ -44,10 +44,7 @@ PLACES = {
         "for rotations. `decomposed_2d`: what is added to the score, by row and column of the key "
         "in a grid, for a query in the middle (cross).",
     ),
-    "none": (
-        "Without positions",
-        "The score does not depend on the distance.",
-    ),
+    "none": ("Without positions", "The score does not depend on the distance."),
 }
 SECTIONS = {"Args": "Parameters", "Weights": "Weights"}  # of docstrings that a page shows
 ENTRY = re.compile(r"^    (\S[^:\n]*): (.*(?:\n {5,}.*)*)", re.MULTILINE)

@@ -68,11 +68,7 @@ def _openvino(folder: Path, manifest: Manifest) -> bool:
 
 RUNTIMES: Dict[str, Runtime] = {
     "eager": Runtime(
-        "eager",
-        TORCH,
-        EXPORT,
-        lambda folder, manifest: manifest.kind != "module",
-        DESCRIBED,
+        "eager", TORCH, EXPORT, lambda folder, manifest: manifest.kind != "module", DESCRIBED
     ),
     "transformers": Runtime(
         "llama", (*TORCH, "transformers"), f"{EXPORT} transformers", _llama, LLAMA

@@ -43,9 +43,7 @@ OPTIONS: Table = {
     ),
     "--html": option("write a page with errors over positions", type=Path, metavar="FILE"),
     "--seconds": option(
-        "how long the process that runs a graph may take for all calls",
-        3600.0,
-        metavar="S",
+        "how long the process that runs a graph may take for all calls", 3600.0, metavar="S"
     ),
     "--tolerance": option(
         "largest error of the graph in its own precision that passes, as a share of the largest "

@@ -16,6 +16,8 @@ from posenc_export.commands.options import Table, option
 from posenc_export.runtime.artefact.places import check_file, write_file
 from posenc_export.shared.refusal import refusal
 
+# Options that are arguments of benchmark.run with the same meaning.
+SETTINGS = ("batch", "threads", "rounds", "seconds", "baseline")
 OPTIONS: Table = {
     "folders": option("folders of artefacts or presets", type=Path, nargs="+"),
     "--runtime": dict(
@@ -63,13 +65,9 @@ def run(options: argparse.Namespace) -> int:
         runtimes=tuple(options.runtime),
         contexts=contexts,
         prompts=prompts,
-        batch=options.batch,
-        rounds=options.rounds,
-        threads=options.threads,
-        seconds=options.seconds,
         progress=options.say,
-        baseline=options.baseline,
         command=shlex.join(["posenc", *sys.argv[1:]]),
+        **{name: getattr(options, name) for name in SETTINGS},
     )
     options.say.close()
     text = json.dumps(report.to_json(), indent=1)

@@ -8,14 +8,7 @@ from typing import List
 import numpy as np
 
 from posenc_export.commands.loading import loaded, model_of
-from posenc_export.commands.options import (
-    PROVIDER,
-    SAMPLING,
-    SPECULATE,
-    Table,
-    option,
-    sampling_of,
-)
+from posenc_export.commands.options import PROVIDER, SAMPLING, SPECULATE, Table, option, sampling_of
 from posenc_export.commands.terminal import print_text
 from posenc_export.runtime.session.generation import Sampling, check_generates, start_token
 from posenc_export.runtime.session.model import MAX_TOKENS, Writer, prompt_ids

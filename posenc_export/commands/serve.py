@@ -132,13 +132,7 @@ def _limits(options: argparse.Namespace, model: Any) -> Limits:
         context = longest_row(model.session(), memory, model.manifest.max_positions, options.chunk)
         context = max(context, 2)
     return Limits(
-        options.rows,
-        options.queue,
-        context,
-        options.chunk,
-        options.timeout,
-        prefixes,
-        memory,
+        options.rows, options.queue, context, options.chunk, options.timeout, prefixes, memory
     )
 
 

@@ -1,26 +1,8 @@
 """What requests of all routes have, and how they become rows of the engine."""
 
-from typing import (
-    Annotated,
-    Any,
-    Dict,
-    List,
-    Literal,
-    Optional,
-    Sequence,
-    Tuple,
-    Type,
-    Union,
-)
+from typing import Annotated, Any, Dict, List, Literal, Optional, Sequence, Tuple, Type, Union
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from posenc_export.runtime.artefact.tokenizer import Codec
