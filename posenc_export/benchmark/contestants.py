@@ -172,7 +172,10 @@ def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
     supported = [artefact for artefact in artefacts if artefact.provider == "cpu"]
     supported = [own for own in supported if runtime.supports(own.folder, own.manifest)]
     if not supported:
-        raise ValueError(_unsupported(name, artefacts))
+        ends = ((own, own.manifest.target, own.manifest.signature) for own in artefacts)
+        named = [f"{own.artefact} ({own.model}, target {t}, signature {s})" for own, t, s in ends]
+        got, remedy = ", ".join(dict.fromkeys(named)), f"add such a folder or omit {name}"
+        raise refusal(f"benchmark {name}", runtime.rule, got, remedy)
     if not runtime.builds:
         return [replace(own, label=f"{name} on {own.label}", runtime=name) for own in supported]
     models: Dict[str, Contestant] = {}
@@ -181,14 +184,6 @@ def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
     several = len({artefact.model for artefact in artefacts}) > 1
     names = {model: f"{name} {model.split()[0]}" if several else name for model in models}
     return [replace(own, label=names[model], runtime=name) for model, own in models.items()]
-
-
-def _unsupported(name: str, artefacts: Sequence[Contestant]) -> str:
-    ends = ((own, own.manifest.target, own.manifest.signature) for own in artefacts)
-    named = [f"{own.artefact} ({own.model}, target {t}, signature {s})" for own, t, s in ends]
-    got = f"{', '.join(dict.fromkeys(named))}; add such a folder or omit {name}"
-    rule = f"benchmark {name}: expected {RUNTIMES[name].rule}"
-    return f"{rule}, got {got}"
 
 
 def _providers(manifest: Manifest) -> Tuple[str, ...]:
