@@ -8,11 +8,12 @@ import numpy as np
 
 from posenc_export.catalogue import waves
 from posenc_export.catalogue.waves import COLOURS, Scene
-from posenc_export.encodings.shared.base import Geometry, Oracle
+from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.combined import overrides
 
 Panel = Tuple[str, Callable[[Any, Scene], None]]  # a title, and what draws on axes
 OFFSET = 16  # rows and columns on each side of a query
+BY_HEAD = ("rotate_heads", "rotate_key_heads")  # what oracles override that rotate heads apart
 
 
 def panels(scene: Scene) -> List[Panel]:
@@ -22,26 +23,19 @@ def panels(scene: Scene) -> List[Panel]:
     encoding, drawn = scene.encoding, list[Panel]()
     if encoding.axes and overrides(encoding, "rotate"):
         drawn.append(("score of equal vectors, by distance along one axis", _along_axes))
-        alike = heads_alike(encoding.oracle())
-        heads = [0] if alike else sorted({0, scene.geometry.heads // 2})
+        apart = encoding.oracle().overrides(*BY_HEAD)
+        heads = sorted({0, scene.geometry.heads // 2}) if apart else [0]
         for head in heads if encoding.axes == 2 else ():
             which = f", head {head}" if len(heads) > 1 else ""
             paint = functools.partial(_scores_by_place, head=head)
             drawn.append((f"score of equal vectors, by place of the key{which}", paint))
-    tokens_apart = type(encoding.oracle()).embed_rows is Oracle.embed_rows
+    tokens_apart = not encoding.oracle().overrides("embed_rows")
     if encoding.axes == 2 and overrides(encoding, "embed", "embed_next") and tokens_apart:
         drawn.append(("cosine of what tokens get, by place", _tokens_by_place))
     if overrides(encoding, "bias", "rescore") and all(encoding.window):
         added = "bias" if overrides(encoding, "bias") else "score of a random query"
         drawn.append((f"{added} of the first head, by place of the key", _window))
     return drawn
-
-
-def heads_alike(oracle: Oracle) -> bool:
-    """Whether an oracle rotates all heads in the same way."""
-    kind = type(oracle)
-    own = (kind.rotate_heads, kind.rotate_key_heads)
-    return own == (Oracle.rotate_heads, Oracle.rotate_key_heads)
 
 
 def _products(
@@ -51,8 +45,8 @@ def _products(
     All are ones before rotation, so that scores of a rotation are means of cosines.
     """
     oracle, geometry = scene.encoding.oracle(), scene.geometry
-    alike = heads_alike(oracle)
-    heads, keys = (1, 1) if alike else (geometry.heads, geometry.kv_heads or geometry.heads)
+    apart = oracle.overrides(*BY_HEAD)
+    heads, keys = (geometry.heads, geometry.kv_heads or geometry.heads) if apart else (1, 1)
     ones = np.ones((heads, geometry.head_size))
     own = oracle.rotate_heads(ones, tuple(query))[head]
     turned = [oracle.rotate_key_heads(ones[:keys], tuple(place)) for place in (query, *places)]

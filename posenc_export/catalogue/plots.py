@@ -10,7 +10,7 @@ from posenc_export.catalogue import grids, scores, waves
 from posenc_export.catalogue.grids import Panel
 from posenc_export.catalogue.picture_weights import build_for_picture
 from posenc_export.catalogue.waves import Scene
-from posenc_export.encodings.shared.base import Geometry, Oracle
+from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.encodings.shared.rotary import Rotary, RotaryGrid
 from posenc_export.shared.refusal import refusal
@@ -108,7 +108,7 @@ def _of_tokens(scene: Scene) -> List[Panel]:
     rows = rows[: SAME * (int(differing[-1]) + 2 if len(differing) else 1)]
     title = "what a token gets, by position"
     drawn: List[Panel] = [(title, lambda axes, _: scores.embedded(axes, rows))]
-    if type(encoding.oracle()).embed_rows is Oracle.embed_rows:  # tokens depend on no other token
+    if not encoding.oracle().overrides("embed_rows"):  # tokens depend on no other token
         title = "inner products of positions, normalised"
         drawn.append((title, lambda axes, _: waves.inner_products(axes, rows)))
     return drawn

@@ -78,10 +78,10 @@ def _scores(scene: Scene, heads: Sequence[int]) -> np.ndarray:
     geometry, query = scene.geometry, scene.distance
     random, oracle = np.random.default_rng(0), scene.encoding.oracle()
     oracle.observe(random.standard_normal((query + 1, geometry.width)))
-    rows, alike = [], grids.heads_alike(oracle)
+    rows, apart = [], oracle.overrides(*grids.BY_HEAD)
     for head in heads:
         vector = random.standard_normal((1, geometry.head_size))
-        vectors, index = (vector, 0) if alike else (np.repeat(vector, geometry.heads, 0), head)
+        vectors, index = (np.repeat(vector, geometry.heads, 0), head) if apart else (vector, 0)
         own = oracle.rotate_heads(vectors, query)[index]
         keys = np.stack([oracle.rotate_key_heads(vectors, p)[index] for p in range(query + 1)])
         rows.append(oracle.scores(head, own, keys, query, range(query + 1))[::-1])

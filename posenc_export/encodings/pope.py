@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Exact, Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import Exact, Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.shared.oracles import Rows
 from posenc_export.encodings.shared.rotary import waves_of
+from posenc_export.encodings.shared.tables import wave_tables
 
 
 class PoPE(PositionEncoding):
@@ -52,8 +53,7 @@ class PoPE(PositionEncoding):
         super().__init__()
         self.theta = float(theta)
         frequencies = self.theta ** (-np.arange(geometry.head_size) / geometry.head_size)
-        angles = np.arange(geometry.max_positions)[:, None] * frequencies
-        self.cos, self.sin = Table(np.cos(angles)), Table(np.sin(angles))
+        self.cos, self.sin = wave_tables(frequencies.tolist(), geometry.max_positions)
         self.phase = Exact(2 * math.pi * torch.rand(geometry.heads, geometry.head_size))
 
     def key_size(self, head_size: int) -> int:

@@ -38,10 +38,7 @@ class RoPETrained(Rotary, Prepared):
         return ops.rotate_both(q, k, positions, cos, sin, self.interleaved)
 
     def frequency(self, k: int) -> float:
-        weight = self.weight.value.detach().double()
-        if self.trains == "frequencies":
-            return float(weight[k])
-        return float((self.theta * math.exp(float(weight))) ** (-2 * k / self.size))
+        return float(self.frequencies().detach()[k])
 
     def __init__(
         self,

@@ -510,15 +510,9 @@ def _calls(rule: str) -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     errors = (ImportError, OSError, StrictDataclassError)
-    begin = f"{WHERE}: expected "
     try:
-        with explained(begin + rule, BELONGS, *errors):
+        with explained(f"{WHERE}: expected {rule}", BELONGS, *errors):
             yield
-    except ValueError as error:
-        inner = error.__context__
-        if isinstance(inner, ValueError) and str(inner).startswith(begin):
-            raise inner from None
-        raise
     finally:
         constants.HF_HUB_OFFLINE = online
         logging.set_verbosity(told)

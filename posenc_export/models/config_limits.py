@@ -6,8 +6,10 @@ from typing import Any, Mapping, Tuple
 from posenc_export.shared.refusal import refusal
 
 # Keys with texts and names of others, which are not read, or are read with the tensors.
-UNCHECKED = """compression_config id2label label2id prefix quantization_config
-    task_specific_params""".split()
+UNCHECKED = {
+    *("compression_config", "id2label", "label2id", "prefix", "quantization_config"),
+    "task_specific_params",
+}
 # Kinds of keys: a pattern of the key, the kind, and the largest integer. The first pattern that
 # matches is used.
 MOST: Tuple[Tuple[str, str, int], ...] = (
@@ -17,11 +19,7 @@ MOST: Tuple[Tuple[str, str, int], ...] = (
     (r"head_dim|^d_kv$|^d_head$|rotary_dim|lora_rank", "entries of a head", 2**14),
     (r"vocab", "token ids", 2**24),
     (r"position_buckets|num_buckets|max_distance|max_relative_positions", "distances", 2**20),
-    (
-        r"position|seq_len|n_ctx|window|chunk|clamp_len|local_attention|floor_scale",
-        "positions",
-        2**31 - 1,
-    ),
+    (r"position|seq_len|n_ctx|window|chunk|clamp_len|local_att|floor", "positions", 2**31 - 1),
     (r"size|hidden|inner|dim|embd?$|d_model|d_ff|ffn|rank|channels|mel", "width", 2**20),
     (r"", "other integers", 2**53),
 )
@@ -34,32 +32,26 @@ TABLE = 2**28  # entries of a table of positions: 2 GiB in float64
 CORRECT = "correct config.json"
 
 
-def check_values(where: str, values: Mapping[str, Any], depth: int = 0) -> None:
+def check_values(where: str, value: Any, key: str = "config.json", depth: int = -1) -> None:
     """Check numbers, names, lists and depth of config.json. ValueError: one beyond its limit."""
-    for key, value in values.items():
-        if not str(key).isprintable():
-            rule, got = "keys of printable characters in config.json", f"{str(key)!r:.80}"
-            raise refusal(where, rule, got, CORRECT)
-        if key not in UNCHECKED:
-            _check(where, str(key), value, depth)
 
-
-def _check(where: str, key: str, value: Any, depth: int) -> None:
     def require(holds: bool, rule: str, got: object) -> None:
         if not holds:
             raise refusal(where, rule, got, CORRECT)
 
-    rule = f"at most {DEEPEST} levels of nested values in config.json"
-    require(depth <= DEEPEST, rule, f"more in {key}")
+    require(depth <= DEEPEST, f"at most {DEEPEST} levels of nested values in config.json", key)
     absent = value is None and not key.endswith("[]")
     named = absent or isinstance(value, str) or not NAMES.search(key)
     require(named, f"{key} to be a name", f"{value!r:.80}")
     if isinstance(value, Mapping):
-        return check_values(where, value, depth + 1)
-    if isinstance(value, list):
+        for name, inner in value.items():
+            require(str(name).isprintable(), f"printable keys in {key}", f"{str(name)!r:.80}")
+            if name not in UNCHECKED:
+                check_values(where, inner, str(name), depth + 1)
+    elif isinstance(value, list):
         require(len(value) <= LONGEST, f"{key} with at most {LONGEST} entries", len(value))
         for item in value:
-            _check(where, key + "[]", item, depth + 1)
+            check_values(where, item, f"{key}[]", depth + 1)
     elif isinstance(value, str):
         require(value.isprintable(), f"{key} to be printable characters", f"{value!r:.80}")
     elif isinstance(value, float):

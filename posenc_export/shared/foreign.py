@@ -40,7 +40,7 @@ def brief(error: BaseException) -> str:
 def explained(rule: str, remedy: str, *errors: Type[Exception]) -> Iterator[None]:
     """Context manager that turns errors of FOREIGN, bare ones, panics and `errors` into a
     ValueError. rule: what was expected, such as "text: expected a text that the tokenizer can
-    encode".
+    encode"; a ValueError that begins with the same word stays as it is.
     """
     try:
         yield
@@ -48,7 +48,8 @@ def explained(rule: str, remedy: str, *errors: Type[Exception]) -> Iterator[None
         # Libraries in Rust raise Exception itself, and for a panic a BaseException, whose class
         # they do not give away.
         bare = type(error) is Exception or type(error).__name__ == PANIC
-        if not bare and not isinstance(error, (*FOREIGN, *errors)):
+        own = isinstance(error, ValueError) and str(error).startswith(rule[: rule.find(":") + 1])
+        if own or not bare and not isinstance(error, (*FOREIGN, *errors)):
             raise
         raise ValueError(f"{rule}, got an error ({brief(error)}); {remedy}") from None
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from posenc_export import encodings
-from posenc_export.encodings import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings import Geometry, PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.encodings.shared.functions import FunctionBias, FunctionRotation
 from posenc_export.models.randomness import drawn_from
@@ -113,11 +113,7 @@ def _not_finite(hook: str, worst: Worst, derived: bool) -> str:
 
 def _by_head(encoding: PositionEncoding) -> bool:
     """Whether heads, or q and k, are rotated differently without a hook that knows it."""
-    oracle = type(encoding.oracle())
-    if any(
-        getattr(oracle, hook) is not getattr(Oracle, hook)
-        for hook in ("rotate_heads", "rotate_key", "rotate_key_heads")
-    ):
+    if encoding.oracle().overrides("rotate_heads", "rotate_key", "rotate_key_heads"):
         return False
     head, positions = torch.ones(HEAD_SIZE), torch.tensor([[3]])
     if encoding.axes:

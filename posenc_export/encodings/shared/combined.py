@@ -82,10 +82,6 @@ def _check_scale(parts: Sequence[PositionEncoding]) -> None:
         raise refusal("encodings", f"{rule}them itself", got, "leave one out")
 
 
-def _of_scores(part: PositionEncoding) -> bool:
-    return overrides(part, "bias", "rescore", "observe")
-
-
 class Combined(PositionEncoding):
     """Applies the hooks of its parts one after the other and adds their biases.
 
@@ -114,8 +110,9 @@ class Combined(PositionEncoding):
         _check_scale(parts)
         _check_sizes(parts)
         self.grid_bias = any(part.grid_bias for part in parts)
-        if self.grid_bias and not all(part.grid_bias for part in parts if _of_scores(part)):
-            names = " and ".join(type(part).__name__ for part in parts if _of_scores(part))
+        of_scores = [part for part in parts if overrides(part, "bias", "rescore", "observe")]
+        if self.grid_bias and not all(part.grid_bias for part in of_scores):
+            names = " and ".join(type(part).__name__ for part in of_scores)
             raise refusal("encodings", "biases that all read coordinates", names, "leave one out")
         self.parts: Any = torch.nn.ModuleList(parts)
         self.axes, self.coordinate_range, self.with_position = coordinates_of(parts)
@@ -180,13 +177,15 @@ class Combined(PositionEncoding):
         for part in self.parts:
             part.prepare()
 
+    def _overriding(self, hook: str) -> Any:
+        """The part that overrides a hook, or the first part."""
+        return next((part for part in self.parts if overrides(part, hook)), self.parts[0])
+
     def key_size(self, head_size: int) -> int:
-        for part in self.parts:
-            head_size = part.key_size(head_size)
-        return head_size
+        return int(self._overriding("key_size").key_size(head_size))
 
     def token_width(self, width: int) -> int:
-        return next((w for part in self.parts if (w := part.token_width(width)) != width), width)
+        return int(self._overriding("token_width").token_width(width))
 
     def initialise_tokens(self, table: Tensor) -> None:
         """Initialise the token table as the first part does."""
@@ -206,10 +205,7 @@ class Combined(PositionEncoding):
         return [state for part in self.parts for state in part.layer_states()]
 
     def score_scale(self, head_size: int) -> float:
-        """`score_scale` of the part that overrides it, or 1 / sqrt(D)."""
-        scales = (part for part in self.parts if overrides(part, "score_scale"))
-        scaling = next(scales, self.parts[0])
-        return float(scaling.score_scale(head_size))
+        return float(self._overriding("score_scale").score_scale(head_size))
 
 
 class CombinedOracle(Oracle, of=Combined):
@@ -218,11 +214,7 @@ class CombinedOracle(Oracle, of=Combined):
         self.parts: List[Oracle] = [part.oracle() for part in encoding.parts]
 
     def _overriding(self, hook: str) -> Oracle:
-        """The part that overrides a hook, or the first part."""
-        for part in self.parts:
-            if getattr(type(part), hook) is not getattr(Oracle, hook):
-                return part
-        return self.parts[0]
+        return next((part for part in self.parts if part.overrides(hook)), self.parts[0])
 
     def embed_rows(self, x: np.ndarray, positions: Sequence[Any]) -> np.ndarray:
         for part, on_grid in zip(self.parts, self.encoding.on_grid, strict=True):
@@ -259,7 +251,7 @@ class CombinedOracle(Oracle, of=Combined):
         self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]
     ) -> np.ndarray:
         by_content = self._overriding("scores")
-        if type(by_content).scores is Oracle.scores:
+        if not by_content.overrides("scores"):
             return super().scores(head, q, keys, query, positions)
         others = [part for part in self.parts if part is not by_content]
         added = [sum(part.bias(head, query, p) for part in others) for p in positions]

@@ -57,6 +57,10 @@ class Oracle:
         self.encoding = encoding
         self.weights: Dict[str, np.ndarray] = Weights(encoding)
 
+    def overrides(self, *names: str) -> bool:
+        """Return whether the class overrides one of these methods."""
+        return any(getattr(type(self), name) is not getattr(Oracle, name) for name in names)
+
     def tables(self) -> Mapping[str, Rows]:
         """State tables of positions: their rows [n,*] float64 by positions [n,1] float64.
 
