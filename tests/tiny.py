@@ -47,7 +47,6 @@ CHOICES = {
     "wavlm-near": "buckets=8,max_distance=20",
     "transformer_xl-clamped": "clamp=7",
     "shaw-plain": "left=9,right=0,values=plain",
-    "infused-trained": "table=trained",
     "shaw-nezha": "left=7,right=7,table=sinusoidal",
     "shaw-sinusoidal-plain": "left=7,right=0,table=sinusoidal,values=plain,score=query_key",
     "shaw-bert": "left=7,right=5,score=query_key",
@@ -58,7 +57,6 @@ CHOICES = {
     "cope-short": "positions=6",
     "normalized-short": "length=100",
     "hierarchical-rows": "rows=200,share=0.3",
-    "multiplicative-sinusoidal": "table=sinusoidal",
     "floater-fine": "substeps=2,step=0.05",
     "rope_trained-theta": "trains=theta,rotary=8,layout=interleaved",
     "rope_yarn-untruncated": (

@@ -86,10 +86,10 @@ OUTSIDE = """
     dynamic_bias:depth=0 fox:scale=0 fox_pair:size=0 inkling:scores=free inkling:extent=0
     xdrope:alpha=0 layout_bias:buckets=3 layout_bias:box_buckets=2 layout_bias:box_max_distance=9
     layout_bias:added=twice decomposed_2d:rows=-1 decomposed_2d:scores=half
-    wavlm:buckets=1 wavlm:max_distance=3 shaw:left=-1 infused:table=random infused:base=1
+    wavlm:buckets=1 wavlm:max_distance=3 shaw:left=-1 infused:base=1
     shaw:table=random complex_order:frequencies=shared complex_order:phases=none shaw:values=some
     transformer_xl:clamp=-1 deberta:version=v3 deberta:terms=p2p
-    deberta:span=7 cope:positions=1 multiplicative:table=hash floater:step=0 normalized:length=-1
+    deberta:span=7 cope:positions=1 floater:step=0 normalized:length=-1
     conditional_conv:kernel=1 complex_order:base=1
 """.split()
 

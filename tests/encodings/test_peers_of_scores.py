@@ -109,20 +109,16 @@ def test_attention_of_conformers_is_transformer_xl_or_shaw(kind: str) -> None:
     assert worst_error(y.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
 
 
-@pytest.mark.parametrize("table", ["sinusoidal", "trained"])
-def test_infused_attention_matches_attention_over_tokens_with_added_positions(table: str) -> None:
+def test_infused_attention_matches_attention_over_tokens_with_added_positions() -> None:
     from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
 
-    ours: Any = encodings.build(
-        {"name": "infused", "table": table}, encodings.Geometry(16, 1, 16, 64, False, 1)
-    )
+    ours: Any = encodings.build({"name": "infused"}, encodings.Geometry(16, 1, 16, 64, False, 1))
     rows = torch.zeros(64, 16)
     theirs = torch.nn.MultiheadAttention(16, 1, bias=False, batch_first=True)
     x = torch.randn(1, 30, 16)
     places = torch.arange(30)[None]
     with torch.no_grad():
         create_sinusoidal_embeddings(64, 16, rows)
-        rows = rows if table == "sinusoidal" else ours.table.weight
         for weight in (*theirs.in_proj_weight.chunk(3), theirs.out_proj.weight):
             weight.copy_(torch.eye(16))
         expected = theirs(x + rows[:30], x + rows[:30], x, need_weights=False)[0]
