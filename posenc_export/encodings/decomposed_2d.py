@@ -3,7 +3,7 @@ Segment Anything, its code).
 """
 
 import math
-from typing import List, Literal
+from typing import List
 
 import numpy as np
 import torch
@@ -23,14 +23,13 @@ class Decomposed2D(PositionEncoding):
     mode="linear")[0].T. MViTv2's pooling, which gives keys a coarser grid than queries, is not
     included.
 
-    Products with a and b are computed once per query and row, then gathered by offset. Memory
+    The products with a and b are not divided by sqrt(D), as in the code of both; MViTv2's text does
+    so. They are computed once per query and row, then gathered by offset. Memory
     besides the scores: [B,H,S,2 rows - 1 + 2 columns - 1], and two indices [B,S,T] int64.
 
     Args:
         geometry: head size D.
         rows, columns: size of the grid; 0 for the smallest square that holds max_positions.
-        scores: "unscaled", as the code of both, adds the products with a and b unchanged; "scaled",
-            as the paper, divides them by sqrt(D), like the products of queries and keys.
 
     Weights:
         of_rows, of_columns: a [2 rows - 1,D] and b [2 columns - 1,D], offsets query less key
@@ -43,7 +42,7 @@ class Decomposed2D(PositionEncoding):
 
     def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
         """As in PositionEncoding, without states."""
-        queries = (q.to(torch.float32) * (scale if self.scaled else 1.0)).transpose(1, 2)
+        queries = q.to(torch.float32).transpose(1, 2)
         down, right = offsets(seen.positions, seen.key_positions, self.rows, self.columns)
         along_rows = queries @ self.of_rows.to(torch.float32).t()  # [B,H,S,2 rows - 1]
         along_columns = queries @ self.of_columns.to(torch.float32).t()
@@ -54,16 +53,10 @@ class Decomposed2D(PositionEncoding):
     def row_rules(self) -> List[str]:
         return offset_rules(self.rows, self.columns)
 
-    def __init__(
-        self,
-        geometry: Geometry,
-        rows: int = 0,
-        columns: int = 0,
-        scores: Literal["unscaled", "scaled"] = "unscaled",
-    ) -> None:
+    def __init__(self, geometry: Geometry, rows: int = 0, columns: int = 0) -> None:
         super().__init__()
         self.rows, self.columns = self.window = window_of("decomposed_2d", geometry, rows, columns)
-        self.scaled, size = scores == "scaled", geometry.head_size
+        size = geometry.head_size
         # Of unit length, so that scores differ before training.
         self.of_rows, self.of_columns = (
             torch.nn.Parameter(torch.randn(2 * side - 1, size) / math.sqrt(size))
@@ -77,4 +70,4 @@ class Decomposed2DOracle(Oracle, of=Decomposed2D):
         points = zip(divmod(query, e.columns), divmod(key, e.columns), strict=True)
         down, right = (of_query - of_key for of_query, of_key in points)
         row = w["of_rows"][down + e.rows - 1] + w["of_columns"][right + e.columns - 1]
-        return float(q @ row) * (len(q) ** -0.5 if e.scaled else 1.0)
+        return float(q @ row)

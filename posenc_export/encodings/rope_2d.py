@@ -12,12 +12,10 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Exact, Geometry, Oracle
 from posenc_export.encodings.shared.rotary import Layout, Place, Rotation, multiply_pairs
-from posenc_export.shared.refusal import refusal
 
 
 class RoPE2D(Rotation):
-    """Pair k of head h is rotated by row a_hk + column b_hk, or by time c_hk + row a_hk + column
-    b_hk with three axes; a, b, c trained.
+    """Pair k of head h is rotated by row a_hk + column b_hk; a, b trained.
 
     So diagonals have frequencies of their own. The vectors (a_hk, b_hk) are initialised with random
     directions and the lengths of axial RoPE. The last D - r entries are unchanged. Angles are
@@ -31,20 +29,16 @@ class RoPE2D(Rotation):
         geometry: head size D, even; kv heads K.
         theta: base of the initial lengths theta^(-2k/r).
         layout, rotary: see RoPE.
-        axes: 2 for row and column, 3 for time, row and column.
     """
 
     axes = 2
     shared = False
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """q [B,S,H,D], k [B,S,K,D], coordinates [axes,B,S] int64 to the same shapes and dtypes."""
-        places = positions.to(torch.float64).unsqueeze(3).unsqueeze(4)  # [axes,B,S,1,1]
-        along = self.along().to(torch.float64)  # [axes,K,r/2]
-        turns = places[0] * along[0]
-        for axis in range(1, along.size(0)):
-            turns = turns + places[axis] * along[axis]
-        angles = ops.reduced_angle(turns)
+        """q [B,S,H,D], k [B,S,K,D], coordinates [2,B,S] int64 to the same shapes and dtypes."""
+        places = positions.to(torch.float64).unsqueeze(3).unsqueeze(4)  # [2,B,S,1,1]
+        along = self.along().to(torch.float64)  # [2,K,r/2]
+        angles = ops.reduced_angle(places[0] * along[0] + places[1] * along[1])
         cos, sin = angles.cos(), angles.sin()  # [B,S,K,r/2]
         group = q.size(2) // k.size(2)
         q_cos, q_sin = cos.repeat_interleave(group, 2), sin.repeat_interleave(group, 2)
@@ -57,24 +51,11 @@ class RoPE2D(Rotation):
         theta: float = 10.0,
         layout: Layout = "half",
         rotary: Optional[int] = None,
-        axes: int = 2,
     ) -> None:
         super().__init__(geometry, layout, rotary)
-        if axes not in (2, 3):
-            rule = "axes to be 2 or 3"
-            raise refusal("rope_2d", rule, axes, "set axes=2 for images, axes=3 for videos")
-        directions = _directions(geometry.kv_heads or geometry.heads, axes)
+        angles = 2 * math.pi * torch.rand(geometry.kv_heads or geometry.heads, 1)
         lengths = theta ** (-torch.arange(0, self.size, 2) / self.size)
-        self.along = Exact(lengths * directions)
-        self.axes = axes
-
-
-def _directions(heads: int, axes: int) -> Tensor:
-    """Random directions of unit length [axes,heads,1]."""
-    if axes == 2:
-        angles = 2 * math.pi * torch.rand(heads, 1)
-        return torch.stack((angles.cos(), angles.sin()))
-    return torch.nn.functional.normalize(torch.randn(axes, heads, 1), dim=0)
+        self.along = Exact(lengths * torch.stack((angles.cos(), angles.sin())))
 
 
 class RoPE2DOracle(Oracle, of=RoPE2D):
@@ -87,7 +68,7 @@ class RoPE2DOracle(Oracle, of=RoPE2D):
         return self.rotate_heads(x, position)
 
     def rotated(self, x: np.ndarray, place: Place, frequencies: np.ndarray) -> np.ndarray:
-        """x [D] rotated with the frequencies [axes,r/2] of its head."""
+        """x [D] rotated with the frequencies [2,r/2] of its head."""
         places = [place] * len(frequencies) if isinstance(place, int) else place
         angles = np.array(places, np.float64) @ frequencies
         return multiply_pairs(x, np.exp(1j * angles), self.encoding.interleaved)

@@ -18,7 +18,7 @@ PLACES, STEP = [0, 1, 2, 5, 9, -1], 1e-4  # -1 is padding, whose result is ignor
 VALID = len(PLACES) - 1
 SPECS = """
     learned learned_2d boxes hierarchical multiplicative recurrent floater floater:substeps=2
-    rope_2d rope_2d:axes=3,rotary=4 rope_trained rope_trained:layout=interleaved,rotary=4
+    rope_2d rope_2d:rotary=4 rope_trained rope_trained:layout=interleaved,rotary=4
     rope_trained:trains=theta,theta=100
 """.split()
 

@@ -54,23 +54,6 @@ def test_tables_keep_their_precision_through_a_cast_to_half(variant: str) -> Non
     assert torch.equal(encoding.rotate(q, k, places)[0], before)
 
 
-@pytest.mark.parametrize("frequencies", ["words", "dimensions"])
-@pytest.mark.parametrize("phases", ["own", "zero"])
-def test_complex_words_with_shared_frequencies_equal_words_with_the_same_frequencies(
-    frequencies: str, phases: str
-) -> None:
-    whole, shared = (
-        encodings.build({"name": "complex_order", "frequencies": f, "phases": phases}, GEOMETRY)
-        for f in ("own", frequencies)
-    )
-    x = torch.randn(1, 3, whole.token_width(24))
-    own = frequencies == "dimensions"  # a column of the token table
-    x[..., 12:24] = x[..., 12:13] if own else shared.get_parameter("frequency.value")
-    narrow = torch.cat((x[..., :12], x[..., 12 : 12 + own], x[..., 24:]), dim=-1)
-    places = torch.tensor([[1, 999, FAR - 1]])
-    assert torch.equal(shared.embed(narrow, places), whole.embed(x, places))
-
-
 # Values outside of the limits and the words that the parameters of an encoding declare.
 OUTSIDE = """
     sinusoidal:offset=-1 learned:offset=-1 sinusoidal:base=1
@@ -85,9 +68,9 @@ OUTSIDE = """
     kerple:kernel=cubic fire:hidden=0 dynamic_bias:distance=squared dynamic_bias:norm=rms
     dynamic_bias:depth=0 fox:scale=0 fox_pair:size=0 inkling:scores=free inkling:extent=0
     xdrope:alpha=0 layout_bias:buckets=3 layout_bias:box_buckets=2 layout_bias:box_max_distance=9
-    layout_bias:added=twice decomposed_2d:rows=-1 decomposed_2d:scores=half
+    layout_bias:added=twice decomposed_2d:rows=-1
     wavlm:buckets=1 wavlm:max_distance=3 shaw:left=-1 infused:base=1
-    shaw:table=random complex_order:frequencies=shared complex_order:phases=none shaw:values=some
+    shaw:table=random shaw:values=some
     transformer_xl:clamp=-1 deberta:version=v3 deberta:terms=p2p
     deberta:span=7 cope:positions=1 floater:step=0 normalized:length=-1
     conditional_conv:kernel=1 complex_order:base=1
@@ -141,7 +124,6 @@ def test_a_value_outside_of_what_a_parameter_declares_is_refused(spec: str) -> N
     ("rope_axial:axes=3", "a rotary size that is a multiple of 6"),
     ("rope_normalized:frames=2", "a rotary size that is a multiple of 6"),
     ("mrope_interleaved:height=6", "expected height within 1 .. 3 and width within 1 .. 2"),
-    ("rope_2d:axes=4", "expected axes to be 2 or 3"),
     ("rope_2d:rotary=5", "expected an even rotary size within"),
     ("sandwich:dims=3", "expected an even dims"),
     ("xdrope:text=4,width=2", "expected sections below 8 pairs together, got text=4, width=2"),

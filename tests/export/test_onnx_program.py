@@ -22,7 +22,7 @@ from tests.tiny import block
 # With Operators, these have every operator of tiny models whose programs are left as they are.
 MODELS = {
     "fox": block("fox"),
-    "decomposed_2d": block("decomposed_2d-scaled"),
+    "decomposed_2d": block("decomposed_2d-wide"),
     "transformer_xl": block("transformer_xl-clamped"),
 }
 
