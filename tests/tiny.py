@@ -14,6 +14,8 @@ CHOICES = {
     "sinusoidal-fairseq": "layout=halves,divisor=fairseq,scale=2.0",
     "sinusoidal-offset": "layout=halves,divisor=fairseq,offset=2",
     "sinusoidal-factor": "factor=0.3",
+    "sinusoidal-computed": "angles=computed",
+    "sinusoidal-computed-offset": "angles=computed,layout=halves,divisor=fairseq,offset=2",
     "sinusoidal_2d-grid": (
         "first=column,layout=interleaved,rows=500,columns=70,factor=0.5,scale=2.0"
     ),
@@ -55,6 +57,7 @@ CHOICES = {
     "cope-short": "positions=6",
     "normalized-short": "length=100",
     "hierarchical-rows": "rows=200,share=0.3",
+    "multiplicative-sinusoidal": "table=sinusoidal",
     "floater-fine": "substeps=2,step=0.05",
     "rope_trained-theta": "trains=theta,rotary=8,layout=interleaved",
     "rope_yarn-untruncated": (

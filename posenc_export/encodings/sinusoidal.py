@@ -25,6 +25,8 @@ class Sinusoidal(PositionEncoding):
             wavelength is exactly 2 pi base.
         offset: number added to positions: 0 in the authors' code (the paper does not say), 1 for
             sources that count from 1, 2 in XGLM and M2M100.
+        angles: "table" reads rows; "computed" computes angles in float64 inside the graph, so that
+            max_positions costs no memory.
         factor: factor on the sinusoids; alpha in SpeechT5.
         odd: for odd widths; "zero" encodes d - 1 entries and leaves the last entry unchanged, as
             M2M100; "refuse" raises an error.
@@ -35,7 +37,8 @@ class Sinusoidal(PositionEncoding):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
-        return ops.scale(x, self.scale) + self.table(positions).to(x.dtype)
+        rows = self.waves(positions) if self.computed else self.table(positions)
+        return ops.scale(x, self.scale) + rows.to(x.dtype)
 
     def __init__(
         self,
@@ -44,6 +47,7 @@ class Sinusoidal(PositionEncoding):
         layout: Literal["interleaved", "halves"] = "interleaved",
         scale: float = 1.0,
         divisor: Literal["paper", "fairseq"] = "paper",
+        angles: Literal["table", "computed"] = "table",
         offset: int = 0,
         factor: float = 1.0,
         odd: Literal["refuse", "zero"] = "refuse",
@@ -55,10 +59,33 @@ class Sinusoidal(PositionEncoding):
         self.base, self.interleaved = float(base), layout == "interleaved"
         self.steps = half - (divisor == "fairseq")
         self.offset, self.scale, self.factor = offset, float(scale), float(factor)
+        self.computed = angles == "computed"
         frequencies = self.base ** (-np.arange(half) / max(self.steps, 1))
-        positions = np.arange(geometry.max_positions, dtype=np.float64)[:, None] + offset
+        # Two float32 parts, which together have 48 significant bits.
+        high = frequencies.astype(np.float32)
+        self.frequencies = Table(np.stack((high, frequencies - high)))
+        # Computed rows leave one unused row in the table, because torch.export writes no empty
+        # table.
+        count = 1 if self.computed else geometry.max_positions
+        positions = np.arange(count, dtype=np.float64)[:, None] + offset
         rows = sinusoids.rows(positions * frequencies, self.interleaved)
         self.table = Table(self.factor * np.pad(rows, ((0, 0), (0, self.unencoded))))
+
+    def waves(self, positions: Tensor) -> Tensor:
+        """Compute the rows [B,S,E] float32 at positions [B,S] int64."""
+        frequencies = self.frequencies.rows.to(torch.float64)
+        angles = ops.reduced_angle(
+            (positions.clamp(min=0) + self.offset).unsqueeze(2).to(torch.float64)
+            * (frequencies[0] + frequencies[1])
+        )
+        waves = (angles.sin(), angles.cos())
+        if self.interleaved:
+            rows = torch.stack(waves, dim=-1).flatten(-2)
+        else:
+            rows = torch.cat(waves, dim=-1)
+        if self.factor != 1.0:
+            rows = rows * self.factor
+        return torch.nn.functional.pad(rows, [0, self.unencoded]) if self.unencoded else rows
 
     def initialise_tokens(self, table: Tensor) -> None:
         # As in the paper: with scale sqrt(d), tokens are as large as the sinusoids.

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -56,7 +57,7 @@ def test_tables_keep_their_precision_through_a_cast_to_half(variant: str) -> Non
 
 # Values outside of the limits and the words that the parameters of an encoding declare.
 OUTSIDE = """
-    sinusoidal:offset=-1 learned:offset=-1 sinusoidal:base=1
+    sinusoidal:offset=-1 learned:offset=-1 sinusoidal:base=1 sinusoidal:angles=guessed
     sinusoidal:odd=one sinusoidal_2d:first=time sinusoidal_2d:layout=half sinusoidal_2d:rows=-1
     learned_2d:join=product learned_2d:columns=-1 boxes:size=-1
     rope_linear:factor=0 rope_trained:trains=nothing rope_trained:theta=0 rope_yarn:mscale=-1
@@ -72,7 +73,7 @@ OUTSIDE = """
     wavlm:buckets=1 wavlm:max_distance=3 shaw:left=-1 infused:base=1
     shaw:table=random shaw:values=some
     transformer_xl:clamp=-1 deberta:version=v3 deberta:terms=p2p
-    deberta:span=7 cope:positions=1 floater:step=0 normalized:length=-1
+    deberta:span=7 cope:positions=1 multiplicative:table=hash floater:step=0 normalized:length=-1
     conditional_conv:kernel=1 complex_order:base=1
 """.split()
 
@@ -184,6 +185,17 @@ def test_a_bias_of_coordinates_beside_a_bias_of_positions_is_refused() -> None:
         encodings.build_all(
             [{"name": "layout_bias"}, {"name": "t5"}], dataclasses.replace(GEOMETRY, causal=False)
         )
+
+
+def test_a_computed_sinusoid_is_exact_beyond_the_range_of_any_table() -> None:
+    encoding = encodings.build(
+        {"name": "sinusoidal", "angles": "computed"},
+        dataclasses.replace(GEOMETRY, max_positions=1 << 40),
+    )
+    far = [1 << 20, (1 << 24) + 1, (1 << 30) - 1]
+    actual = encoding.embed(torch.zeros(1, 3, 24), torch.tensor([far])).numpy()[0]
+    expected = np.stack([encoding.oracle().embed(np.zeros(24), p) for p in far])
+    assert entry_errors(actual, expected).max() <= BOUND
 
 
 def test_a_sinusoid_of_odd_width_leaves_the_last_entry_unchanged() -> None:

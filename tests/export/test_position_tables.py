@@ -28,6 +28,7 @@ UNSTATED = {
     "transformer_xl": {"ends"},
     "alibi": {"slopes", "products"},
     "sandwich": {"ratios"},
+    "sinusoidal": {"frequencies"},
     "rope_dynamic": {"second"},
     "rope_normalized": {"cos", "sin"},
 }
@@ -61,6 +62,7 @@ STATED = [
     ("pope", "sin"),
     ("logn-steps", "factors"),
     ("infused", "waves"),
+    ("multiplicative-sinusoidal", "factors"),
     ("sinusoidal-fairseq", "table"),
     ("sinusoidal_2d", "of_row"),
     ("transformer_xl", "waves"),
