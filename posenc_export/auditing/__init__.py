@@ -6,8 +6,8 @@ Public names are imported on first use: the process that runs a graph needs no t
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from posenc_export.auditing.answer import Audit, AuditedCell
     from posenc_export.auditing.auditor import audit
-    from posenc_export.auditing.result import Audit, AuditedCell
 
 __all__ = ["Audit", "AuditedCell", "audit"]
 
@@ -15,6 +15,6 @@ __all__ = ["Audit", "AuditedCell", "audit"]
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module posenc_export.auditing has no attribute {name!r}")
-    from posenc_export.auditing import auditor, result
+    from posenc_export.auditing import auditor
 
-    return getattr(auditor if name == "audit" else result, name)
+    return getattr(auditor, name)

@@ -1,18 +1,20 @@
-"""Errors of single tokens, with the call in which each was read, and one sentence from them: which
-calls are wrong, from where on, and what that has in common.
+"""What an audit finds: errors of single tokens, with the call in which each was read, and one
+sentence from them: which calls are wrong, from where on, and what that has in common.
 """
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+import msgspec
 import numpy as np
 
-from posenc_export.auditing.facts import LIMITED
+from posenc_export.auditing.facts import LIMITED, Claim
 from posenc_export.auditing.inputs import NotPossible
+from posenc_export.auditing.rounding import Loss
 from posenc_export.auditing.session import TAGS, ForeignSession
-from posenc_export.runtime.verification import measuring, proof
-from posenc_export.runtime.verification.scenarios import Cell, Pairs
+from posenc_export.runtime.session.errors import GraphError
+from posenc_export.runtime.verification.scenarios import Cell
 
 # What is known of each compared token, one number each.
 COLUMNS = (
@@ -50,6 +52,7 @@ CAUSES = {
     "not finite": "outputs are NaN or infinite",
 }
 OTHERS = 0.02  # part of right tokens that may be beyond a threshold, right by chance
+WRITTEN = "verdict sentence cause cells inputs unreached claims loss".split()  # as JSON
 SMALL = 2e-2  # largest error that rounding to half precision explains
 
 
@@ -57,38 +60,29 @@ SMALL = 2e-2  # largest error that rounding to half precision explains
 class Observed:
     """The compared tokens of all cells."""
 
-    names: List[str]  # of the cells that ran
+    names: List[str]  # of all cells
     columns: Dict[str, np.ndarray]  # numbers of COLUMNS [N] by token; "cell" counts `names`
     failures: Dict[str, str]  # message of the graph for each cell in which it failed
     impossible: Dict[str, str]  # what the inputs of the graph cannot express, by cell
 
 
-def observe(
-    session: ForeignSession, cells: Sequence[Cell], accuracy: proof.Accuracy, width: int
-) -> Observed:
-    """Measure cells, and keep each token's error relative to the largest of `width` outputs."""
-    names: List[str] = []
+def observe(session: ForeignSession, cells: Sequence[Cell]) -> Observed:
+    """Run cells, and keep each token's error relative to the largest output of the reference."""
     parts: List[np.ndarray] = []
-    impossible: Dict[str, str] = {}
-
-    def recording(cell: Cell) -> Cell:
-        def pairs(session: ForeignSession) -> Pairs:
-            try:
-                for actual, expected in cell.pairs(session):
-                    parts.append(_tokens(session, len(names), actual, expected))
-                    yield actual, expected
-            except NotPossible as error:
-                impossible[cell.name] = str(error)
-            finally:
-                names.append(cell.name)
-
-        return Cell(cell.name, pairs)
-
-    measured = measuring.measure_cells(session, map(recording, cells), accuracy, [np.arange(width)])
+    failures, impossible = dict[str, str](), dict[str, str]()
+    for number, cell in enumerate(cells):
+        session.reset()
+        try:
+            for actual, expected in cell.pairs(session):
+                parts.append(_tokens(session, number, actual, expected))
+        except NotPossible as error:
+            impossible[cell.name] = str(error)
+        except GraphError as error:
+            failures[cell.name] = str(error)
+    names = [cell.name for cell in cells]
     table = np.concatenate([np.zeros((len(COLUMNS), 0)), *parts], axis=1)
-    ran = {name for name in measured.cells if name not in impossible}
-    table = table[:, [names[int(cell)] in ran for cell in table[0]]]
-    return Observed(names, dict(zip(COLUMNS, table, strict=True)), measured.failures, impossible)
+    table = table[:, [names[int(cell)] not in impossible for cell in table[0]]]
+    return Observed(names, dict(zip(COLUMNS, table, strict=True)), failures, impossible)
 
 
 def _tokens(
@@ -238,3 +232,45 @@ def _at_edge(first: int, edges: Mapping[str, int]) -> Optional[str]:
     if not names:
         return None
     return "window" if names[0].startswith(LIMITED) else "length"
+
+
+@dataclass(frozen=True)
+class AuditedCell:
+    """One way to call the graph."""
+
+    name: str  # batch, start and scenario
+    # "right", "wrong", "refused" if the graph failed, "not possible" if inputs cannot express it
+    status: str
+    error: float = 0.0  # largest error, relative to the largest output; 0 if nothing was compared
+    tolerance: float = 0.0  # largest error of a right graph
+    first: int = -1  # index of the first wrong token of a sequence; -1 if none is wrong
+    message: str = ""  # why it is refused or not possible
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The result of an audit."""
+
+    # "right", "wrong", or "refused" if the graph fails in a call that its inputs can express, and
+    # is right in all others.
+    verdict: str
+    sentence: str  # which calls are wrong, and what they have in common
+    cause: str  # a key of CAUSES, or a named fault; empty if nothing is wrong
+    cells: Tuple[AuditedCell, ...]  # in the order in which they were measured
+    inputs: Tuple[Dict[str, str], ...]  # table of inputs: "name", "type", "meaning"
+    unreached: Mapping[str, str]  # edges of the reference that no cell reached, with the reason
+    observed: Observed  # the error of each compared token
+    loss: Optional[Loss] = None  # what rounding costs, of a graph whose weights are rounded
+    # What is proved of an ONNX graph at every length, refuted, or neither
+    claims: Tuple[Claim, ...] = ()
+    # Source that repeats the first wrong token with numpy and the library of the graph, or empty
+    program: str = ""
+
+    @property
+    def right(self) -> bool:
+        """Whether every call that the inputs can express ran and is right."""
+        return self.verdict == "right"
+
+    def as_json(self) -> Dict[str, Any]:
+        """Return everything but the errors of single tokens and the program, for JSON."""
+        return {name: msgspec.to_builtins(getattr(self, name)) for name in WRITTEN}

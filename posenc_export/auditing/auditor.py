@@ -5,26 +5,27 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union, cast
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from posenc_export.auditing import confined, finding, repeat
-from posenc_export.auditing.answer import CAUSES, Answer, Observed, answer, observe
+from posenc_export.auditing.answer import (
+    CAUSES,
+    Answer,
+    Audit,
+    AuditedCell,
+    Observed,
+    answer,
+    observe,
+)
 from posenc_export.auditing.confined import SECONDS
 from posenc_export.auditing.facts import Claim, Question, Reference
 from posenc_export.auditing.graph import COUNTS_ROWS
 from posenc_export.auditing.inputs import Interface, NotPossible, given
 from posenc_export.auditing.plan import LENGTH, ROWS, Plan, case_of, of_call, plan
 from posenc_export.auditing.reference import Exact, open_reference
-from posenc_export.auditing.result import Audit, AuditedCell
-from posenc_export.auditing.rounding import (
-    Loss,
-    Rounding,
-    accuracy_of,
-    loss,
-    rounding_of,
-)
+from posenc_export.auditing.rounding import Loss, Rounding, accuracy_of, loss, rounding_of
 from posenc_export.auditing.session import TAGS, ForeignSession
 from posenc_export.export import hypotheses
 from posenc_export.export.expected import TRIES, disturbed
@@ -79,6 +80,43 @@ def audit(
     return Auditor(graph, reference, inputs, progress, seconds, tolerance).run(quick)
 
 
+class Compared(NamedTuple):
+    """Cells that were measured."""
+
+    cells: Sequence[Cell]
+    observed: Observed
+    limit: np.ndarray  # largest error of each compared token if the graph is right [N]
+    edges: Mapping[str, int]  # of the reference
+
+    @property
+    def reply(self) -> Answer:
+        """What is wrong."""
+        return answer(self.observed, self.limit, self.edges)
+
+    @property
+    def wrong(self) -> np.ndarray:
+        """Which tokens are wrong [N]."""
+        return ~(self.observed.columns["error"] <= self.limit)
+
+    def audited(self) -> List[AuditedCell]:
+        """Return what was found of each cell."""
+        return [self._audited(cell.name) for cell in self.cells]
+
+    def _audited(self, name: str) -> AuditedCell:
+        observed, columns = self.observed, self.observed.columns
+        own = columns["cell"] == observed.names.index(name)
+        if name in observed.failures:
+            return AuditedCell(name, "refused", message=observed.failures[name])
+        if name in observed.impossible or not own.any():
+            why = observed.impossible.get(name, "no output was compared")
+            return AuditedCell(name, "not possible", message=why)
+        error, tolerance = rounded_up(columns["error"][own].max()), float(self.limit[own].max())
+        wrong = columns["index"][own & self.wrong]
+        if not len(wrong):
+            return AuditedCell(name, "right", error, tolerance)
+        return AuditedCell(name, "wrong", error, tolerance, int(wrong.min()))
+
+
 class Auditor:
     """An audit with all that it opened, by which single cells can be repeated."""
 
@@ -92,6 +130,8 @@ class Auditor:
         tolerance: Optional[float] = None,
     ) -> None:
         self.say, self.tolerance = progress, tolerance
+        self.cells: List[AuditedCell] = []  # measured so far
+        self.program = ""  # of Audit
         self.path, self.graph = confined.opened(graph, seconds)
         self.interface: Interface
         self.reference: Reference
@@ -150,99 +190,94 @@ class Auditor:
         interface = self.interface.of(form.inputs, form.outputs)
         return ForeignSession(form.run, interface, keep)
 
-    def _observed(
-        self, cells: Sequence[Cell], accuracy: Accuracy, own: bool = False
-    ) -> Tuple[Observed, np.ndarray]:
-        """Measure cells; return the errors of tokens, and limits [N]. own: as of `session`."""
-        width = self.reference.facts.width
-        observed = observe(self.session(own=own), cells, accuracy, width)
-        return observed, self.limits(observed, accuracy)
+    def _compared(self, cells: Sequence[Cell], accuracy: Accuracy, own: bool = False) -> Compared:
+        """Measure cells. own: as of `session`."""
+        observed = observe(self.session(own=own), cells)
+        limit = self.limits(observed, accuracy)
+        return Compared(cells, observed, limit, self.reference.facts.edges)
 
     def run(self, quick: bool) -> Audit:
         """Measure all cells."""
         self.say("audit: computing the outputs of the reference")
         planned = plan(self.interface, self.reference, quick)
         self.say(f"audit: running {len(planned.cells)} cells")
-        observed, limit = self._observed(planned.cells, self.accuracy)
-        reply = answer(observed, limit, self.reference.facts.edges)
-        errors = observed.columns["error"]
-        fixed = self.accuracy.fixed
-        if reply.cause and not fixed and errors[~(errors <= limit)].max(initial=0) < LIMIT:
-            limit = np.minimum(limit * self._conditioned(), LIMIT)
-            reply = answer(observed, limit, self.reference.facts.edges)
-        reply = self._named(reply)
-        cells = self._cells(planned.cells, observed, limit)
-        verdict, sentence = self._verdict(reply, cells)
-        cause, lost, wrong = reply.cause, None, (observed, limit, reply.first)
-        if self.rounding is not None and self.rounding.form is not None:
-            if verdict == "wrong" and self.rounding.strange:
-                cause, sentence = "weights", f"wrong: {self.rounding.strange}"
+        compared, rounding, lost = self._compared(planned.cells, self.accuracy), self.rounding, None
+        worst = compared.observed.columns["error"][compared.wrong].max(initial=0)
+        if 0 < worst < LIMIT and not self.accuracy.fixed:
+            limit = np.minimum(compared.limit * self._conditioned(), LIMIT)
+            compared = compared._replace(limit=limit)
+        own, reply = compared, self._named(compared.reply)
+        self.cells += compared.audited()
+        (verdict, sentence), cause = self._verdict(reply, self.cells), reply.cause
+        if rounding is not None and rounding.form is not None:
             self.say("audit: running the cells in the graph's own precision")
-            own, planned, of_own, lost, wrong = self._in_own_precision(planned, quick)
-            cells += of_own
-            if verdict == "right":
-                verdict, sentence = self._both(sentence, own, of_own, lost)
-                cause = own.cause
-        elif self.rounding is not None:
-            sentence += f"; structure and rounding are not apart: {self.rounding.reason}"
-        repeated, claims = self._repeated(planned.cells, *wrong), self._claims()
-        tried: Dict[str, Tuple[str, List[AuditedCell], str]] = {}
-        for index, claim in enumerate(claims):
-            if claim.status == "refuted":
-                call = str([claim.call[name] for name in ("S", "P", "padding", "end", "start")])
-                if call not in tried:
-                    tried[call] = self._confirmed(claim)
-                    cells += tried[call][1]
-                doubt, _, program = tried[call]
-                repeated = program or repeated
-                if doubt:
-                    text = f"{claim.text}, but {doubt}"
-                    claims[index] = replace(claim, status="not proved", text=text)
+            own, cells, lost = self._in_own_precision(rounding, planned, quick)
+            self.cells += cells
+            if verdict == "wrong" and rounding.strange:
+                cause, sentence = "weights", f"wrong: {rounding.strange}"
+            elif verdict == "right":
+                (verdict, said), cause = self._verdict(own.reply, cells), own.reply.cause
+                rounded = f"structure {sentence}; {rounding.words}: {lost}"
+                apart = f"structure right; in its own precision {said}"
+                sentence = rounded if verdict == "right" else apart
+        elif rounding is not None:
+            sentence += f"; structure and rounding are not apart: {rounding.reason}"
+        self.program = self._repeated(own, own.reply.first)
+        claims = self._claims()
         verdict, sentence, cause = self._with_claims(verdict, sentence, cause, claims)
         return Audit(
             verdict,
             sentence,
             cause,
-            tuple(cells),
+            tuple(self.cells),
             tuple(self.interface.rows()),
             planned.unreached,
-            observed,
+            compared.observed,
             lost,
             tuple(claims),
-            repeated,
+            self.program,
         )
 
     def _claims(self) -> List[Claim]:
-        """Return what is proved of an ONNX graph at every length, refuted, or neither."""
-        if not hasattr(self.graph, "prove"):
-            return []
+        """Return what is proved of an ONNX graph at every length, refuted by a call that runs here
+        and is wrong, or neither.
+        """
         if find_spec(SOLVER) is None:
             how = f"{SOLVER} is not installed here; pip install 'posenc-export[prove]'"
             return [Claim("calls", "not proved", how)]
         self.say("audit: proving positions and masks at every length")
         question = Question(self.interface, self.reference.facts)
         try:
-            return self.graph.prove(question, self.rounding and self.rounding.form)
+            claims = self.graph.prove(question)
         except ValueError as error:  # the graph's process ended
             return [Claim("calls", "not proved", str(error))]
+        doubts: Dict[str, str] = {}  # by call
+        for index, claim in enumerate(claims):
+            if claim.status == "refuted":
+                call = str([claim.call[name] for name in ("S", "P", "padding", "end", "start")])
+                if call not in doubts:
+                    doubts[call] = self._doubt(claim.call)
+                if doubts[call]:
+                    text = f"{claim.text}, but {doubts[call]}"
+                    claims[index] = replace(claim, status="not proved", text=text)
+        return list(claims)
 
-    def _confirmed(self, claim: Claim) -> Tuple[str, List[AuditedCell], str]:
-        """Run the call that refutes a claim. Return why it does not, or empty, the cell, and the
-        program that repeats it.
-        """
-        cell = of_call(self.interface, self.reference, claim.call)
+    def _doubt(self, call: Mapping[str, int]) -> str:
+        """Run the call that refutes a claim. Return why it does not, or empty."""
+        cell = of_call(self.interface, self.reference, call)
         if cell is None:
-            return "the call is too long to run here", [], ""
-        observed, limit = self._observed([cell], self.accuracy)
-        if (shorter := self._error_before(claim.call)) > 0:  # as a shorter call is right
+            return "the call is too long to run here"
+        compared = self._compared([cell], self.accuracy)
+        if (shorter := self._error_before(call)) > 0:  # as a shorter call is right
             exact = max(self.accuracy.tolerance, numerics.SAFETY * shorter)
-            limit = np.minimum(limit, exact)
-        own = self._cells([cell], observed, limit)
-        if own[0].status not in ("wrong", "refused"):
-            return f"the call shows no error ({own[0].error:.1e})", own, ""
-        wrong = ~(observed.columns["error"] <= limit)
+            compared = compared._replace(limit=np.minimum(compared.limit, exact))
+        (own,), wrong = compared.audited(), compared.wrong
+        self.cells.append(own)
+        if own.status not in ("wrong", "refused"):
+            return f"the call shows no error ({own.error:.1e})"
         first = int(np.argmax(wrong)) if wrong.any() else -1  # none if the graph fails
-        return "", own, self._repeated([cell], observed, limit, first)
+        self.program = self._repeated(compared, first) or self.program
+        return ""
 
     def _error_before(self, call: Mapping[str, int]) -> float:
         """Return the largest error of one call of all tokens but the last of a counterexample; 0 if
@@ -254,7 +289,7 @@ class Auditor:
         before = {**call, "S": count, "P": 0, "end": min(call["end"], count)}
         cell = of_call(self.interface, self.reference, before)
         assert cell is not None  # shorter than one that is run
-        observed, _ = self._observed([cell], self.accuracy)
+        observed = self._compared([cell], self.accuracy).observed
         return float(observed.columns["error"].max(initial=0.0))
 
     def _with_claims(
@@ -282,50 +317,33 @@ class Auditor:
             sentence += f"; not proved: {'; '.join(reasons)}"
         return verdict, sentence, cause
 
-    def _in_own_precision(self, planned: Plan, quick: bool) -> Any:
-        """Return the answer, the plan, the cells, the loss, and the first wrong token of the graph
-        as it is.
-        """
-        rounding = cast(Rounding, self.rounding)
+    def _in_own_precision(
+        self, rounding: Rounding, planned: Plan, quick: bool
+    ) -> Tuple[Compared, List[AuditedCell], Optional[Loss]]:
+        """Return what was compared of the graph as it is, and the loss."""
         accuracy = accuracy_of(self.graph.precision, self.reference.facts.tolerance)
         if self.tolerance is not None:
             planned = plan(self.interface, rounding.original, quick)
             accuracy = Accuracy(self.tolerance, fixed=True)
-        observed, limit = self._observed(planned.cells, accuracy, own=True)
-        reply = answer(observed, limit, self.reference.facts.edges)
-        own = self._cells(planned.cells, observed, limit)
-        named = [replace(cell, name=f"in {rounding.format}, {cell.name}") for cell in own]
+        compared, kind = self._compared(planned.cells, accuracy, own=True), rounding.format
+        cells = [replace(cell, name=f"in {kind}, {cell.name}") for cell in compared.audited()]
         length = self.interface.length or min(LENGTH, self.interface.capacity or LENGTH)
         case = case_of(rounding.original, self.interface.batch or ROWS, length, 0)
-        error, logits = max(cell.error for cell in own), "logits" in self.interface.output.name
-        lost = None
+        error, logits = max(cell.error for cell in cells), "logits" in self.interface.output.name
         with contextlib.suppress(GraphError, NotPossible):  # the cells say so
             outputs = self.session(own=True).prefill(case.tokens)[..., :-TAGS]
-            lost = loss(outputs, case.full, logits, rounding.format, error)
-        return reply, planned, named, lost, (observed, limit, reply.first)
+            return compared, cells, loss(outputs, case.full, logits, kind, error)
+        return compared, cells, None
 
-    def _both(
-        self, sentence: str, own: Answer, cells: List[AuditedCell], lost: Optional[Loss]
-    ) -> Tuple[str, str]:
-        """Return verdict and sentence of a graph whose structure is right."""
-        rounding = cast(Rounding, self.rounding)
-        verdict, of_own = self._verdict(own, cells)
-        if verdict != "right":
-            return verdict, f"structure right; in its own precision {of_own}"
-        return verdict, f"structure {sentence}; {rounding.words}: {lost}"
-
-    def _repeated(
-        self, cells: Sequence[Cell], observed: Observed, limit: np.ndarray, first: int
-    ) -> str:
+    def _repeated(self, compared: Compared, first: int) -> str:
         """Return the program that repeats the first wrong token, or empty."""
-        columns = observed.columns
-        if first < 0 or not len(columns["cell"]):
+        numbers, names = compared.observed.columns["cell"], compared.observed.names
+        if first < 0 or not len(numbers):
             return ""
-        name = observed.names[int(columns["cell"][first])]
-        wrong = next(cell for cell in cells if cell.name == name)
-        token = [float(array[first]) for array in (columns["row"], columns["index"], limit)]
-        again = self.session(keep=True, own=True)
-        return repeat.program(again, wrong, token, self.path, self.graph)
+        begin, name = int(np.argmax(numbers == numbers[first])), names[int(numbers[first])]
+        wrong = next(cell for cell in compared.cells if cell.name == name)
+        again, limit = self.session(keep=True, own=True), float(compared.limit[first])
+        return repeat.program(again, wrong, first - begin, limit, self.path, self.graph)
 
     def _conditioned(self) -> float:
         """Return the factor by which the reference's weights enlarge rounding errors, or 1."""
@@ -401,31 +419,6 @@ class Auditor:
         position = columns["start"] + columns["index"]
         allowed = tolerance + ANGLES * self.reference.facts.depth * position
         return np.minimum(allowed, max(LIMIT, tolerance)) / 1.05
-
-    def _cells(
-        self, planned: Sequence[Cell], observed: Observed, limit: np.ndarray
-    ) -> List[AuditedCell]:
-        cells, columns = [], observed.columns
-        place = {name: index for index, name in enumerate(observed.names)}
-        for cell in planned:
-            name = cell.name
-            if name in observed.impossible:
-                cells.append(AuditedCell(name, "not possible", message=observed.impossible[name]))
-            elif name in observed.failures:
-                cells.append(AuditedCell(name, "refused", message=observed.failures[name]))
-            else:
-                own = columns["cell"] == place[name]
-                if not own.any():
-                    message = "no output was compared"
-                    cells.append(AuditedCell(name, "not possible", message=message))
-                    continue
-                errors, limits, index = columns["error"][own], limit[own], columns["index"][own]
-                wrong = ~(errors <= limits)
-                first = int(index[wrong].min()) if wrong.any() else -1
-                status = "wrong" if wrong.any() else "right"
-                error, bound = rounded_up(errors.max()), float(limits.max())
-                cells.append(AuditedCell(name, status, error, bound, first))
-        return cells
 
     def _verdict(self, reply: Answer, cells: List[AuditedCell]) -> Tuple[str, str]:
         status = ("right", "wrong", "refused", "not possible")

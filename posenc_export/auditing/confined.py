@@ -119,7 +119,7 @@ class Confined:
         opened["numbers"] = _unpacked(opened["numbers"])
         return SimpleNamespace(run=partial(self._run, "run unrounded"), **opened)
 
-    def prove(self, question: Question, form: Any = None) -> List[Claim]:
+    def prove(self, question: Question) -> List[Claim]:
         """As Graph.prove, of the float32 form if it was opened."""
         answer: List[Claim] = self._answer(List[Claim], "prove", question)
         return answer
@@ -186,7 +186,6 @@ def serve() -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.gettempdir()
     confine(seconds)
     graph: Any = None
-    form: Any = None
     what = "open"
     while True:
         try:
@@ -201,10 +200,9 @@ def serve() -> None:
                     answer = Opened(form.inputs, form.outputs)
                     answer.weights, answer.numbers = dict(form.weights), _packed(form.numbers)
                 elif what == "prove":
-                    question = msgspec.msgpack.decode(content, type=Question)
-                    answer = graph.prove(question, form) if hasattr(graph, "prove") else []
+                    answer = graph.prove(msgspec.msgpack.decode(content, type=Question))
                 else:
-                    run = graph.run if what == "run" else form.run
+                    run = graph.run if what == "run" else graph.form.run
                     answer = _packed(run(_unpacked(msgspec.msgpack.decode(content, type=Packed))))
             connection.send_bytes(msgspec.msgpack.encode(("value", answer)))
         except EOFError:

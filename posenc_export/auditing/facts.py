@@ -66,11 +66,6 @@ class Question:
     interface: Interface
     facts: Facts
 
-    @property
-    def padded(self) -> bool:
-        """Whether padding stands before tokens."""
-        return self.facts.causal or "position_ids" in self.interface.inputs
-
 
 @dataclass(frozen=True)
 class Claim:

@@ -91,9 +91,10 @@ class Graph:
     def __init__(self, path: Path) -> None:
         import onnx_ir
 
-        from posenc_export.auditing.unrounded import rounds
+        from posenc_export.auditing.unrounded import read, rounds
 
         self.path, self.code = path, source_of(onnx_runtime, "path")
+        self.form: Optional[Unrounded] = None
         try:
             session, self._run = onnx_runtime(str(path))
         except Exception as error:  # the types of ONNX Runtime have no common base but Exception
@@ -105,7 +106,8 @@ class Graph:
         sizes, self.unread = _cache_sizes(model), _unread(model)
         self.inputs: List[Value] = [_value(value, sizes) for value in session.get_inputs()]
         self.operators, self.precision = _contents(model, self.outputs)
-        self.rounded = rounds(model)
+        self.nodes = read(model)
+        self.rounded = rounds(self.nodes)
         if self.rounded.endswith("bits"):
             self.precision = "few bits"
 
@@ -117,14 +119,15 @@ class Graph:
         """Return the float32 form. Raise NotUnrounded if it is not known."""
         from posenc_export.auditing.unrounded import unrounded
 
-        return Unrounded(unrounded(self.path))
+        self.form = Unrounded(unrounded(self.path))
+        return self.form
 
-    def prove(self, question: Question, form: Optional["Unrounded"] = None) -> List[Claim]:
-        """Prove what the graph does at every length, or its float32 form."""
-        from posenc_export.auditing import proving, unrounded
+    def prove(self, question: Question) -> List[Claim]:
+        """Prove what the graph does at every length, or its float32 form if that was opened."""
+        from posenc_export.auditing import proving
 
         try:
-            return proving.prove(form.model if form else unrounded.read(self.path), question)
+            return proving.prove((self.form or self).nodes, question)
         except FOREIGN as error:
             return [Claim("calls", "not proved", brief(error))]
 
@@ -133,7 +136,7 @@ class Unrounded:
     """The float32 form of a graph, as `Graph`. form: of unrounded.py."""
 
     def __init__(self, form: Any) -> None:
-        self.weights, self.numbers, self.model = form.weights, form.numbers, form.model
+        self.weights, self.numbers, self.nodes = form.weights, form.numbers, form.graph
         try:
             session, self._run = onnx_runtime(form.content)
         except Exception as error:  # as in Graph

@@ -8,8 +8,7 @@ from typing import Any, Dict, List, Sequence
 
 import numpy as np
 
-from posenc_export.auditing.answer import FEATURES, features_of
-from posenc_export.auditing.result import Audit
+from posenc_export.auditing.answer import FEATURES, Audit, features_of
 
 STYLE = """body { font: 15px/1.5 system-ui, sans-serif; max-width: 66rem; margin: 2rem auto;
 padding: 0 1rem } .sentence { font-size: 1.3rem; font-weight: 600 } img { width: 100% }

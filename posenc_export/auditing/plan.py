@@ -149,19 +149,7 @@ def _of_lengths(length: int) -> Iterator[Scenario]:
                 yield Scenario(f"past {name}, new {new}", split(past, new))
     if length > 1:
         yield Scenario("past last, new 1", split(length - 1, 1))
-        yield Scenario("rewind", _rewound)
     yield Scenario("chunks of 1", chunked(1))
-
-
-def _rewound(session: Calls, case: Case) -> Pairs:
-    """Feed tokens past the fork, rewind, and feed the other ending: stale content is not read."""
-    at, beyond = case.fork_at, min(4, case.tokens.shape[1] - case.fork_at - 1)
-    session.prefill(case.tokens[:, : at + beyond], **case.beginning())
-    session.step(case.tokens[:, at + beyond])
-    session.rewind(beyond + 1)
-    yield session.step(case.other[:, at]), case.other_full[:, at]
-    session.rewind(1)
-    yield session.prefill(case.other[:, at:]), case.other_full[:, at:]
 
 
 def _cell(name: str, run: Run, case: Case) -> Cell:

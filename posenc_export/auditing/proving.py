@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
-import onnx_ir as ir
 import z3
 
 from posenc_export.auditing.facts import Claim, Question
 from posenc_export.auditing.inputs import NotPossible, Value
-from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Node, Nodes
+from posenc_export.runtime.graphs.onnx_nodes import Constant, Node, Nodes
 from posenc_export.runtime.verification.any_call import values_of
 from posenc_export.runtime.verification.integer_graph import attention_weights, without_bodies
-from posenc_export.runtime.verification.operators import OPERATORS, broadcast, undefined_sum
+from posenc_export.runtime.verification.operators import OPERATORS, broadcast
 from posenc_export.runtime.verification.solver import (
     MALFORMED,
     SOLVER,
@@ -39,7 +38,6 @@ from posenc_export.runtime.verification.symbolic import Translation
 from posenc_export.shared.places import evaluate
 
 Entry = Callable[[Sequence[Any]], Any]
-STORED = 1 << 20  # numbers of a constant that the solver may need
 HIDES = -9000.0  # masks of exporters are at most so large, and scores are larger
 NUMBERS = ("int64", "int32", "int16", "int8", "uint8", "bool")
 FEW = 8  # angles of a rotation that are proved one by one
@@ -76,7 +74,7 @@ class ForeignCall:
         for size, fixed in ((self.rows, interface.batch), (self.columns, interface.length)):
             self.solver.assumed += [size == fixed] if fixed else []
         P, T, padding = self.slots, self.total, interface.padding
-        before = padding == "left" and question.padded
+        before = padding == "left" and (facts.causal or "position_ids" in interface.inputs)
         self.pad = self.solver.function(
             "pad",
             lambda n, b: z3.And(n >= 0, n < T, z3.Or(P == 0, n < P)) if before else n == 0,
@@ -186,49 +184,13 @@ def _of_row(entry: Entry) -> Entry:
     return lambda i: entry((0, *i))
 
 
-def prove(model: Any, question: Question) -> List[Claim]:
-    """Prove the claims on a graph, a model of onnx_ir."""
+def prove(graph: Nodes, question: Question) -> List[Claim]:
+    """Prove the claims on a graph, whose large constants have a shape alone."""
     try:
         call = ForeignCall(question)
     except NotPossible as reason:
         return [Claim("calls", "not proved", str(reason))]
-    return list(_Proof(without_bodies(nodes_of(model.graph)), call, question).claims())
-
-
-def nodes_of(graph: Any) -> Nodes:
-    """Return a graph of onnx_ir as Nodes, whose large constants have a shape alone."""
-    inside = {name: _constant(name, v) for name, v in graph.initializers.items() if v.const_value}
-    return Nodes(
-        [_node(node) for node in graph],
-        {v.name: TYPES.get(int(v.dtype or 0), "other") for v in graph.inputs},
-        inside,
-        [value.name for value in graph.outputs],
-    )
-
-
-def _constant(name: str, value: Any) -> Constant:
-    tensor: Any = value.const_value if isinstance(value, ir.Value) else value
-    element = TYPES.get(int(tensor.dtype), "other")
-    content = tensor.tobytes() if tensor.size <= STORED else b""
-    return Constant(name, element, tuple(tensor.shape.numpy()), content)
-
-
-def _node(node: Any) -> Node:
-    values: Dict[str, Any] = {}
-    for name, attribute in node.attributes.items():
-        value = attribute.value
-        if attribute.type == ir.AttributeType.TENSOR:
-            value = _constant("", value)
-        elif attribute.type == ir.AttributeType.GRAPH:
-            value = nodes_of(value)
-        elif isinstance(value, tuple):
-            value = list(value)
-        values[name] = value
-    read, made = (
-        ["" if v is None else v.name for v in side] for side in (node.inputs, node.outputs)
-    )
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    return Node(domain, node.op_type, node.name or "", read, made, values)
+    return list(_Proof(without_bodies(graph), call, question).claims())
 
 
 class _Foreign(Translation):
@@ -295,7 +257,7 @@ class _Proof:
         weighted = attention_weights(self.graph)
         for node in self.graph.nodes:
             if node.operator == "Softmax" and node.outputs[0] in weighted:
-                yield partial(self._hidden, node.inputs[0])
+                yield partial(self._hides, node.inputs[0])
             elif node.operator == "Attention" and not node.domain:
                 yield partial(self._by_mask, node)
             elif node.operator == GROUPED:
@@ -307,23 +269,16 @@ class _Proof:
         heads = [z3.Int(f"head {axis}") for axis in range(rank - 3)]
         return [call.row, *heads, call.column, call.slot][-rank:]
 
-    def _entry(self, name: str) -> Any:
+    def _hides(self, name: str) -> Any:
+        """Return whether a score, or an entry of a mask, hides a key."""
         tensor = self.values.get(name)
-        return tensor.at(self._index(tensor))
-
-    def _hidden(self, name: str) -> Any:
-        return real(self._entry(name)).hidden
+        entry = tensor.at(self._index(tensor))
+        return real(entry).hidden if isinstance(entry, (Score, float)) else negated(truth(entry))
 
     def _by_mask(self, node: Node) -> Any:
-        name, call = (node.inputs[3:4] or [""])[0], self.call
-        hidden: Any = False
-        if name:
-            entry = self._entry(name)
-            hidden = (
-                real(entry).hidden if isinstance(entry, (Score, float)) else negated(truth(entry))
-            )
+        hidden: Any = self._hides(node.inputs[3]) if any(node.inputs[3:4]) else False
         if node.attributes.get("is_causal"):
-            hidden = z3.Or(hidden, call.slot > call.column + call.slots)
+            hidden = z3.Or(hidden, self.call.slot > self.call.column + self.call.slots)
         return hidden
 
     def _grouped(self, node: Node) -> Any:
@@ -493,14 +448,6 @@ def _entry_of(entry: Any) -> Tensor:
     return Tensor([], lambda index: entry)
 
 
-def _sum(context: Translation, node: Node, x: Tensor, axes: Any = None) -> Tensor:
-    """Translate a sum; of numbers whose sum is not known, without a definition."""
-    try:
-        return OPERATORS[node.operator](context, node, x, axes)
-    except Untranslated:
-        return undefined_sum(context, node, x, axes)
-
-
 def _gather(context: Any, node: Node, x: Tensor, at: Tensor) -> Tensor:
     """Translate a gather; of rows and columns that a reshape has joined, if the index is that of
     the row times their number and a column.
@@ -520,10 +467,4 @@ def _gather(context: Any, node: Node, x: Tensor, at: Tensor) -> Tensor:
     return Tensor([*at.shape, 1], entry)
 
 
-ALL: Mapping[str, Any] = {
-    **OPERATORS,
-    "MatMul": _product,
-    "Mul": _scaled,
-    "Gather": _gather,
-    "ReduceSum": _sum,
-}
+ALL: Mapping[str, Any] = {**OPERATORS, "MatMul": _product, "Mul": _scaled, "Gather": _gather}

@@ -4,9 +4,8 @@ import base64
 import inspect
 import itertools
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -62,34 +61,26 @@ Step = Tuple[Arrays, Optional[np.ndarray]]
 Axes = Tuple[str, int, int]
 
 
-@dataclass(frozen=True)
-class Token:
-    """A wrong token: in which call and where, what is expected there, and the largest output."""
-
-    row: int
-    index: int
-    call: int
-    expected: np.ndarray
-    actual: np.ndarray
-    scale: float
-    limit: float
-
-
 def program(
-    session: ForeignSession, cell: Cell, wrong: Sequence[float], path: Path, graph: Any
+    session: ForeignSession, cell: Cell, place: int, limit: float, path: Path, graph: Any
 ) -> str:
-    """Return the program for the first wrong token of a cell. session: keeps its inputs. wrong:
-    row, index of the token, its largest right error. graph: as Graph, read from the path.
+    """Return the program for a wrong token; empty if the graph is right there.
+
+    Args:
+        session: keeps its inputs.
+        place: of the token among all that the cell compares.
+        limit: its largest right error, relative to the largest output of its comparison.
+        graph: as Graph, read from the path.
     """
-    token = _wrong_token(session, cell, wrong)
-    if token is None:
+    token, right, scale = _compared(session, cell, place)
+    own, (row, index, call) = token[:-TAGS], token[-TAGS:].astype(int).tolist()
+    right = right[: len(own)]
+    if np.abs(own.astype(np.float64) - right).max() / scale <= limit:
         return ""
-    calls, caches = _chain(session, token)
-    largest = np.argsort(-np.abs(token.actual - token.expected))[:NUMBERS]
-    valid = session.feeds[token.call].valid[token.row]
-    before = int(session.calls[token.call].before[token.row])
-    column = int(np.argmax(valid.cumsum() + before > token.index))
-    title = f"{path.name}: '{cell.name}', row {token.row}, token {token.index} of the sequence"
+    calls, caches = _chain(session, call)
+    largest = np.argsort(-np.abs(own - right))[:NUMBERS]
+    before = int(session.calls[call].before[row])
+    title = f"{path.name}: '{cell.name}', row {row}, token {index} of the sequence"
     return PROGRAM.format(
         title=in_line(title),
         mark=MARK,
@@ -100,13 +91,26 @@ def program(
         caches="".join(f"    {past!r}: {how!r},\n" for past, how in caches.items()),
         calls="".join(map(_written, calls)),
         columns=largest.tolist(),
-        expected=[float(f"{number:.7g}") for number in token.expected[largest]],
+        expected=[float(f"{number:.7g}") for number in right[largest]],
         output=session.interface.output.name,
-        row=token.row,
-        column=column,
-        scale=float(f"{token.scale:.7g}"),
-        tolerance=float(f"{token.limit:.3g}"),
+        row=row,
+        column=int(np.argmax(session.feeds[call].valid[row].cumsum() + before > index)),
+        scale=float(f"{scale:.7g}"),
+        tolerance=float(f"{limit:.3g}"),
     )
+
+
+def _compared(
+    session: ForeignSession, cell: Cell, place: int
+) -> Tuple[np.ndarray, np.ndarray, float]:
+    """Run a cell up to a token. Return its outputs, those of the reference, and the largest."""
+    session.reset()
+    for actual, expected in cell.pairs(session):
+        own, right = (array.reshape(-1, array.shape[-1]) for array in (actual, expected))
+        if place < len(own):
+            return own[place], right[place], float(np.abs(expected).max(initial=0)) or 1.0
+        place -= len(own)
+    raise AssertionError("the cell compared this token before")
 
 
 def in_line(text: str) -> str:
@@ -114,28 +118,11 @@ def in_line(text: str) -> str:
     return text if text.isprintable() else ascii(text)
 
 
-def _wrong_token(session: ForeignSession, cell: Cell, wrong: Sequence[float]) -> Optional[Token]:
-    """Run a cell up to a token, and return it."""
-    row, index, limit = wrong
-    session.reset()
-    for actual, expected in cell.pairs(session):
-        width = actual.shape[-1] - TAGS
-        scale = float(np.abs(expected).max(initial=0)) or 1.0
-        flat = (array.reshape(-1, array.shape[-1]) for array in (actual, expected))
-        pairs = zip(*flat, strict=True)
-        for own, right in pairs:
-            tags = own[width:].astype(int)
-            error = np.abs(own[:width].astype(np.float64) - right[:width]).max() / scale
-            if (tags[0], tags[1]) == (int(row), int(index)) and not error <= limit:
-                return Token(tags[0], tags[1], tags[2], right[:width], own[:width], scale, limit)
-    return None
-
-
-def _chain(session: ForeignSession, token: Token) -> Tuple[List[Step], Dict[str, Axes]]:
-    """Return the calls that lead to a token, and how caches are passed on. If the session does more
-    with caches than to take slots, only the last call, with its caches.
+def _chain(session: ForeignSession, call: int) -> Tuple[List[Step], Dict[str, Axes]]:
+    """Return the calls up to one, and how caches are passed on. If the session does more with
+    caches than to take slots, only the last call, with its caches.
     """
-    last, chain = session.feeds[token.call], [session.feeds[token.call]]
+    last, chain = session.feeds[call], [session.feeds[call]]
     while chain[0].source != NONE:
         chain.insert(0, session.feeds[chain[0].source])
     calls = [(feeds.inputs, feeds.slots) for feeds in chain]

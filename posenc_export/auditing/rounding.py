@@ -27,6 +27,7 @@ HALVES = {"float16": 2 * UNIT_ROUNDOFF["float16"], "bfloat16": 2 * BFLOAT16}
 EPSILON = 1e-4  # smaller constants, such as those of norms, change less than float32 rounds
 HIDES = -6e4  # of masks
 FIRST = 8  # rows by which most weights are told apart
+Taken = Dict[Tuple[str, int], np.ndarray]  # numbers by name and first row of what they are of
 NOISE = {"float16": numerics.FLOAT16_NOISE, "bfloat16": numerics.BFLOAT16_NOISE}
 
 
@@ -84,9 +85,8 @@ def carried(
         numbers: by name, what a constant stands for.
     """
     stored, result = slots(model), Carried()
-    taken: Dict[Tuple[str, int], np.ndarray] = {}
-    order = sorted(weights, key=lambda name: -numbers[name].size)
-    for name in order:
+    taken: Taken = {}
+    for name in sorted(weights, key=lambda name: -numbers[name].size):
         kind, source, role = weights[name]
         array, limit = numbers[name], bound(kind, numbers[name])
         pieces, nearest = _pieces(array, role, limit, stored, taken)
@@ -130,9 +130,6 @@ def _exact(numbers: np.ndarray) -> bool:
     sizes = np.abs(numbers[np.isfinite(numbers) & (numbers > HIDES)])
     powers = np.frexp(sizes)[0] == 0.5
     return bool(((sizes % 1 == 0) | powers | (sizes < EPSILON)).all())
-
-
-Taken = Dict[Tuple[str, int], np.ndarray]
 
 
 def _pieces(
@@ -202,7 +199,8 @@ class Rounding:
     @property
     def compared(self) -> str:
         """The precision in which the form is compared: that of constants that remain rounded."""
-        return numerics_of(self.format) if self.carried.kept else "float32"
+        kept = "few bits" if self.format.endswith("bits") else self.format
+        return kept if self.carried.kept else "float32"
 
     @property
     def words(self) -> str:
@@ -220,11 +218,6 @@ class Rounding:
         for name, why in self.carried.strange.items():
             return f"the weight {name} is none of the reference: {why}"
         return ""
-
-
-def numerics_of(kind: str) -> str:
-    """Return the precision of a graph whose weights have a format."""
-    return "few bits" if kind.endswith("bits") else kind
 
 
 def rounding_of(graph: Any, reference: Reference) -> Rounding:

@@ -5,26 +5,30 @@ Sources: the definitions of the operators in onnx/docs/Operators.md and in ONNX 
 docs/ContribOperators.md.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass
+from onnx_ir.passes.common import (
+    InlinePass,
+    LiftConstantsToInitializersPass,
+    LiftSubgraphInitializersToMainGraphPass,
+)
 
 from posenc_export.auditing.inputs import NotUnrounded
-from posenc_export.runtime.graphs.onnx_nodes import Node
-from posenc_export.runtime.verification.constants import READERS
+from posenc_export.runtime.graphs import onnx_nodes, onnx_parts
+from posenc_export.runtime.graphs.onnx_nodes import Node, Nodes
+from posenc_export.runtime.verification.constants import MICROSOFT, READERS
+from posenc_export.runtime.verification.float32_form import FLOAT, HALF, widened
 
 Origins = Dict[str, Tuple[str, str]]  # by name of a constant, Weight.format and Weight.source
-MICROSOFT = "com.microsoft"
 LARGEST = (1 << 31) - (1 << 20)  # bytes of a model in one message of protobuf
-HALVES = {ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16"}
-BITS = {ir.DataType.INT8: 8, ir.DataType.UINT8: 8, ir.DataType.INT4: 4, ir.DataType.UINT4: 4}
-BITS |= {ir.DataType.INT2: 2, ir.DataType.UINT2: 2}
+STORED = 1 << 20  # numbers of a constant that the solver may need
+BITS = {"int8": 8, "uint8": 8, "int4": 4, "uint4": 4}
 LEAST = 64  # numbers of a constant of codes; fewer are zero points or axes
-FLOAT = ir.DataType.FLOAT
 PRODUCTS = ("MatMul", "Gemm")
 UNKNOWN = ("QMoE", "QAttention", "ConvInteger", "QLinearConv", "QGemm", "DynamicQuantizeLSTM")
 
@@ -39,268 +43,240 @@ class Weight(NamedTuple):
 
 @dataclass
 class Form:
-    """A float32 form: the model, of onnx_ir and serialised, and the constants whose numbers were
+    """A float32 form: the graph, the same serialised, and the constants whose numbers were
     rounded.
     """
 
-    model: Any
+    graph: Nodes
     content: bytes
     weights: Dict[str, Weight]
     numbers: Dict[str, np.ndarray]
 
 
-def rounds(model: Any) -> str:
-    """Return in what the weights of a model are rounded, such as "8 bits"; "" if they are not."""
+def read(model: Any, whole: bool = False) -> Nodes:
+    """Return the graph of a model of onnx_ir, without functions, and whose constants are
+    initializers. Those of more than STORED numbers have a shape alone, unless `whole`.
+    """
+    lifted = LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
+    for change in (InlinePass(), lifted, LiftSubgraphInitializersToMainGraphPass()):
+        model = change(model).model
+    for name, value in model.graph.initializers.items():
+        stored: Any = value.const_value
+        if stored.size > STORED and not whole:
+            shape = stored.shape
+            value.const_value = ir.ExternalTensor("", 0, 0, stored.dtype, shape=shape, name=name)
+        else:
+            value.const_value = ir.tensor(stored.numpy().copy(), stored.dtype, name)
+    for node in model.graph.all_nodes():
+        for name, attribute in list(node.attributes.items()):
+            if attribute.type == ir.AttributeType.TENSOR:
+                tensor = ir.tensor(attribute.value.numpy(), attribute.value.dtype)
+                node.attributes[name] = ir.AttrTensor(name, tensor)
+    graph = onnx_nodes.parsed(ir.to_proto(model).SerializeToString())
+    kept = {name: kind for name, kind in graph.inputs.items() if name not in graph.constants}
+    return replace(graph, inputs=kept)
+
+
+def rounds(graph: Nodes) -> str:
+    """Return in what the weights of a graph are rounded, such as "8 bits"; "" if they are not."""
     sizes: Dict[str, int] = {}
-    for graph in _graphs(model):
-        for value in graph.initializers.values():
-            size = value.const_value.size if value.const_value is not None else 0
-            kind = HALVES.get(value.dtype) or _bits(value, size)
-            if kind:
-                sizes[kind] = sizes.get(kind, 0) + size
+    for name, (kind, _) in _origins(graph).items():
+        sizes[kind] = sizes.get(kind, 0) + math.prod(graph.constants[name].shape)
     return max(sizes, key=lambda kind: sizes[kind], default="")
-
-
-def _bits(value: Any, size: int) -> str:
-    """Return the format of a constant of codes. Several codes may stand in a byte."""
-    if value.dtype not in BITS or size < LEAST:
-        return ""
-    nodes = [use.node for use in value.uses()]
-    stated = [n.attributes["bits"].value for n in nodes if "bits" in n.attributes]
-    return f"{max(stated, default=BITS[value.dtype])} bits"
-
-
-def read(path: Path) -> Any:
-    """Return the model of a file, without functions, and whose constants are initializers."""
-    model = InlinePass()(ir.load(path)).model
-    return LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model).model
 
 
 def unrounded(path: Path) -> Form:
     """Return the float32 form of a graph. Raise NotUnrounded if it is not known."""
-    model = read(path)
-    for value in model.graph.initializers.values():
-        if isinstance(value.const_value, ir.ExternalTensor):
-            value.const_value = ir.tensor(value.const_value.numpy().copy(), name=value.name)
-    nodes = list(model.graph.all_nodes())
-    if unknown := sorted({node.op_type for node in nodes} & {*UNKNOWN}):
+    graph = read(ir.load(path), whole=True)
+    if unknown := sorted({node.operator for node in _nodes(graph)} & {*UNKNOWN}):
         raise NotUnrounded(f"{', '.join(unknown)} are not read in float32")
-    origins = _origins(model.graph)
-    _widen(model)
-    for node in nodes:
-        if node.op_type in REWRITTEN:
-            _rewrite(node, origins)
-    _fold(model, origins)
-    _scale_products(model.graph, origins)
-    weights, numbers = dict[str, Weight](), dict[str, np.ndarray]()
-    initializers: Dict[str, Any] = {**model.graph.initializers}
-    for name, value in initializers.items():
-        if not value.uses() and not value.is_graph_output():
-            del model.graph.initializers[name]
-        elif name in origins and value.dtype == FLOAT:
-            weights[name] = Weight(*origins[name], _role(value))
-            numbers[name] = value.const_value.numpy()
-    size = sum(initializers[name].const_value.nbytes for name in model.graph.initializers)
+    graph = widened(graph, graph.inputs)
+    origins = _origins(graph)
+    _fold(graph, origins)
+    graph.nodes = list(_rewritten(graph, graph, origins))
+    _fold(graph, origins)
+    _scale_products(graph, origins)
+    used = {name for node in graph.nodes for name in onnx_parts.reads(node)} | {*graph.outputs}
+    graph.constants = {name: value for name, value in graph.constants.items() if name in used}
+    size = sum(len(value.content) for value in graph.constants.values())
     if size > LARGEST:
         raise NotUnrounded(f"in float32 it takes {size / 1e9:.1f} GB, more than one model holds")
-    return Form(model, ir.to_proto(model).SerializeToString(), weights, numbers)
+    rounded = [n for n, c in graph.constants.items() if n in origins and c.element == "float"]
+    weights = {name: Weight(*origins[name], _role(graph, name)) for name in rounded}
+    content = onnx_parts.serialised(graph, graph.nodes, graph.outputs, list(graph.inputs))
+    return Form(graph, content, weights, {name: _numbers(graph, name) for name in rounded})
 
 
-def _graphs(model: Any) -> List[Any]:
-    """Return the graph of a model and all graphs inside its nodes."""
-    inner = [graph for node in model.graph.all_nodes() for graph in _bodies(node)]
-    return [model.graph, *inner]
+def _nodes(graph: Nodes) -> Iterator[Node]:
+    """Yield the nodes of a graph and of all graphs inside them."""
+    for node in graph.nodes:
+        yield node
+        for body in node.bodies:
+            yield from _nodes(body)
 
 
-def _bodies(node: Any) -> List[Any]:
-    kinds = {ir.AttributeType.GRAPH: lambda v: [v], ir.AttributeType.GRAPHS: list}
-    return [g for a in node.attributes.values() if a.type in kinds for g in kinds[a.type](a.value)]
-
-
-def _origins(graph: Any) -> Origins:
-    """Return the formats of rounded constants, and their names."""
+def _origins(graph: Nodes) -> Origins:
+    """Return the formats of rounded constants, and their names. Several codes may stand in a
+    byte.
+    """
+    nodes = [node for node in _nodes(graph) if "bits" in node.attributes]
+    stated = {name: node.attributes["bits"] for node in nodes for name in node.inputs}
     origins: Origins = {}
-    for name, value in graph.initializers.items():
-        size = value.const_value.size if value.const_value is not None else 0
-        if kind := HALVES.get(value.dtype) or _bits(value, size):
-            origins[name] = kind, name
+    for name, value in graph.constants.items():
+        if value.element in HALF:
+            origins[name] = value.element, name.removesuffix(".half")
+        elif value.element in BITS and math.prod(value.shape) >= LEAST:
+            origins[name] = f"{stated.get(name, BITS[value.element])} bits", name
     return origins
 
 
-def _widen(model: Any) -> None:
-    """Compute in float32 what was in half precision."""
-    for graph in _graphs(model):
-        for value in graph.initializers.values():
-            if value.dtype in HALVES:
-                numbers = value.const_value.numpy().astype(np.float32)
-                value.const_value = ir.tensor(numbers, name=value.name)
-                value.dtype = FLOAT
-        for value in (*graph.inputs, *graph.outputs):
-            if value.dtype in HALVES:
-                value.dtype = FLOAT
-    for node in model.graph.all_nodes():
-        for output in node.outputs:
-            if not output.is_graph_output():
-                output.type = output.shape = None  # those of codes become others
-        for name, attribute in list(node.attributes.items()):
-            if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in HALVES:
-                wide = ir.tensor(attribute.value.numpy().astype(np.float32))
-                node.attributes[name] = ir.AttrTensor(name, wide)
-            elif name in ("to", "dtype", "stash_type", "output_dtype"):
-                if attribute.value in [int(half) for half in HALVES]:
-                    node.attributes[name] = ir.AttrInt64(name, int(FLOAT))
+def _numbers(graph: Nodes, name: str) -> np.ndarray:
+    """Return the numbers of a constant. Raise NotUnrounded for a value that is computed."""
+    if name not in graph.constants:
+        raise NotUnrounded("codes of weights that are computed are not read in float32")
+    return graph.constants[name].array(Path())
+
+
+def _fold(graph: Nodes, origins: Origins) -> None:
+    """Compute what depends on constants alone, and note what is made of rounded numbers."""
+    drawn = [node for node in graph.nodes if not node.operator.startswith("Random")]
+    computed = onnx_parts.constant_nodes(replace(graph, nodes=drawn))
+    for node in computed:
+        if formats := [origins[name] for name in node.inputs if name in origins]:
+            origins.update(dict.fromkeys(node.outputs, formats[0]))
+    made = {name for node in computed for name in node.outputs if name}
+    graph.nodes = [node for node in graph.nodes if made.isdisjoint(node.outputs)]
+    read = {name for node in graph.nodes for name in onnx_parts.reads(node)} | {*graph.outputs}
+    kept = sorted(made & read)
+    if kept:
+        session = onnx_parts.opened(onnx_parts.serialised(graph, computed, kept), Path())
+        for name, numbers in zip(kept, session.run(None, {}), strict=True):
+            graph.constants[name] = onnx_parts.constant(name, np.asarray(numbers))
 
 
 class _Writer:
-    """Collects the nodes that replace one."""
+    """Collects the nodes that replace one of a graph, of the constants and makers of values of the
+    whole graph.
+    """
 
-    def __init__(self, node: Any) -> None:
-        self.node, self.nodes, self.graph = node, list[Any](), node.graph
+    def __init__(self, graph: Nodes, makers: Mapping[str, Node], node: Node) -> None:
+        self.graph, self.makers, self.node, self.nodes = graph, makers, node, list[Node]()
 
-    def __call__(self, operator: str, *inputs: Any, **attributes: Any) -> Any:
-        node = ir.node(operator, list(inputs), attributes)
-        self.nodes.append(node)
-        return node.outputs[0]
+    def __call__(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        name = f"{self.node.outputs[0]}.{len(self.nodes)}.float32"
+        self.nodes.append(onnx_parts.new_node(operator, inputs, [name], attributes))
+        return name
 
-    def constant(self, numbers: np.ndarray, part: str) -> Any:
-        name = f"{self.node.outputs[0].name}.{part}"
-        value = ir.val(name, const_value=ir.tensor(numbers, name=name))
-        self.graph.register_initializer(value)
-        return value
+    def constant(self, numbers: Any, name: str) -> str:
+        self.graph.constants[name] = onnx_parts.constant(name, np.asarray(numbers, np.float32))
+        return name
 
-    def wide(self, value: Any) -> Any:
-        """Return a value as float32."""
-        return self("Cast", value, to=int(FLOAT))
+    def decoded(self, origins: Origins, codes: str, *others: str) -> np.ndarray:
+        """Return the numbers of the weight of an operator of com.microsoft, by name of its inputs,
+        and note the format of what is made of it, the constant NODE.weight.
+        """
+        reader, ((_, *_),) = READERS[(MICROSOFT, self.node.operator)]
+        names = (codes, *others)
+        numbers = reader(self.node, *(_numbers(self.graph, n) if n else None for n in names))
+        default = 4 if self.node.operator == "GatherBlockQuantized" else 8
+        bits = self.node.attributes.get("bits", default)
+        origins[f"{self.node.outputs[0]}.weight"] = f"{bits} bits", codes
+        return np.asarray(numbers, np.float32)
 
-    def without(self, value: Any, zero: Any) -> Any:
+    def without(self, value: str, zero: str) -> str:
         """Return codes less their zero points, as float32."""
-        wide = self.wide(value)
-        return wide if zero is None else self("Sub", wide, self.wide(zero))
+        wide = self("Cast", value, to=FLOAT)
+        return self("Sub", wide, self("Cast", zero, to=FLOAT)) if zero else wide
+
+    def scaled(self, value: str, scale: str, zero: str) -> str:
+        """Return the numbers that codes stand for."""
+        return self("Mul", self.without(value, zero), scale)
+
+    def plus(self, value: str, bias: str) -> str:
+        """Return a product with its bias, if it has one."""
+        return self("Add", value, bias) if bias else value
+
+    def coded(self, value: str, scale: str, zero: str) -> str:
+        """Return numbers in units of their scale, which are not rounded."""
+        self.check_one(scale)
+        return self.plus(self("Div", value, scale), zero and self("Cast", zero, to=FLOAT))
+
+    def check_one(self, scale: str) -> None:
+        """Raise NotUnrounded unless a scale is one known number."""
+        stored = self.graph.constants.get(scale)
+        if stored is None or math.prod(stored.shape) != 1:
+            raise NotUnrounded("activations with scales of channels are not read in float32")
 
 
-def _rewrite(node: Any, origins: Origins) -> None:
-    """Replace a node that rounds, or that computes with codes. Codes of activations become numbers
-    that were not rounded, of the same scale.
+def _rewritten(graph: Nodes, whole: Nodes, origins: Origins) -> Iterator[Node]:
+    """Yield nodes of a graph in float32, in place of those that round, or that compute with codes.
+    Codes of activations become numbers that were not rounded, of the same scale.
     """
-    write = _Writer(node)
-    inputs = [*node.inputs, *[None] * (12 - len(node.inputs))]
-    outputs = REWRITTEN[node.op_type](write, node, inputs, origins)
-    if outputs is None:
-        return
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    old = [value for value in node.outputs if value.name]
-    for value, other in zip(node.outputs, outputs, strict=False):
-        other.name = other.name or f"{value.name}.float32"
-    for made in write.nodes:
-        for value in made.outputs:
-            value.name = value.name or f"{old[0].name}.{made.op_type}.{id(value)}"
-    node.graph.insert_before(node, write.nodes)
-    for value, other in zip(node.outputs, outputs, strict=False):
-        _replace(value, other)
-    node.graph.remove(node, safe=True)
+    makers = {name: node for node in graph.nodes for name in node.outputs}
+    for node in graph.nodes:
+        for name, body in node.attributes.items():
+            if isinstance(body, Nodes):
+                inner = replace(body, nodes=list(_rewritten(body, whole, origins)))
+                node = onnx_parts.with_attribute(node, name, inner)
+        result = ""
+        if node.operator in REWRITTEN:
+            write = _Writer(whole, makers, node)
+            inputs = [*node.inputs, *[""] * (12 - len(node.inputs))]
+            result = REWRITTEN[node.operator](write, inputs, origins)
+            yield from write.nodes
+        yield onnx_parts.new_node("Identity", [result], node.outputs[:1]) if result else node
 
 
-def _replace(value: Any, other: Any) -> None:
-    """Let all readers of a value read another one, which becomes the graph's output in its place
-    under its name.
-    """
-    name, kind, is_output = value.name, value.type, value.is_graph_output()
-    if is_output and other.is_graph_input():
-        raise NotUnrounded(f"the output {name} would be an input")
-    ir.convenience.replace_all_uses_with(value, other, replace_graph_outputs=True)
-    if is_output:
-        value.name, other.name, other.type = f"{name}.rounded", name, kind
+def _block_product(write: _Writer, x: List[str], origins: Origins) -> str:
+    numbers = write.decoded(origins, *x[1:5])  # [N,K]
+    weight = write.constant(numbers.T, f"{write.node.outputs[0]}.weight")
+    return write.plus(write("MatMul", x[0], weight), x[5])
 
 
-def _stored(values: Sequence[Any]) -> List[Optional[np.ndarray]]:
-    """Return the numbers of constants; None for inputs that are left out."""
-    if any(value is not None and value.const_value is None for value in values):
-        raise NotUnrounded("codes of weights that are computed are not read in float32")
-    return [None if value is None else value.const_value.numpy() for value in values]
+def _block_rows(write: _Writer, x: List[str], origins: Origins) -> str:
+    numbers = write.decoded(origins, x[0], x[2], x[3])
+    table = write.constant(numbers, f"{write.node.outputs[0]}.weight")
+    return write("Gather", table, x[1], axis=write.node.attributes.get("gather_axis", 0))
 
 
-def _decoded(node: Any, values: Sequence[Any]) -> np.ndarray:
-    """Return the numbers of the weight of an operator of com.microsoft."""
-    known = {name: attribute.value for name, attribute in node.attributes.items()}
-    reader, ((_, *_),) = READERS[(MICROSOFT, node.op_type)]
-    own = Node(MICROSOFT, node.op_type, node.name or "", attributes=known)
-    return np.asarray(reader(own, *_stored(values)), np.float32)
+def _dynamic(write: _Writer, x: List[str], origins: Origins) -> str:
+    for number, name in zip((1, 0), write.node.outputs[1:], strict=False):
+        write.constant(number, name)  # scale and zero point
+    return x[0]
 
 
-def _format(node: Any, codes: Any) -> str:
-    stated = node.attributes.get("bits")
-    return f"{stated.value if stated else BITS.get(codes.dtype, 8)} bits"
-
-
-def _block_product(write: _Writer, node: Any, x: Sequence[Any], origins: Origins) -> Any:
-    numbers = _decoded(node, x[1:5])  # [N,K]
-    weight = write.constant(np.ascontiguousarray(numbers.T), "weight")
-    origins[weight.name] = _format(node, x[1]), x[1].name
-    product = write("MatMul", x[0], weight)
-    return product if x[5] is None else write("Add", product, x[5])
-
-
-def _block_rows(write: _Writer, node: Any, x: Sequence[Any], origins: Origins) -> Any:
-    table = write.constant(_decoded(node, (x[0], x[2], x[3])), "table")
-    attribute = node.attributes.get("bits")
-    origins[table.name] = f"{attribute.value if attribute else 4} bits", x[0].name
-    axis = node.attributes.get("gather_axis")
-    return write("Gather", table, x[1], axis=axis.value if axis else 0)
-
-
-def _dynamic(write: _Writer, node: Any, x: Sequence[Any], origins: Origins) -> Any:
-    one, zero = np.float32(1), np.float32(0)
-    return x[0], write.constant(np.array(one), "scale"), write.constant(np.array(zero), "zero")
-
-
-def _integers(write: _Writer, node: Any, x: Sequence[Any], origins: Origins) -> Any:
+def _integers(write: _Writer, x: List[str], origins: Origins) -> str:
     return write("MatMul", write.without(x[0], x[2]), write.without(x[1], x[3]))
 
 
-def _integers_to_float(write: _Writer, node: Any, x: Sequence[Any], origins: Origins) -> Any:
-    left = write("Mul", write.without(x[0], x[4]), x[2])
-    product = write("MatMul", left, write("Mul", write.without(x[1], x[5]), x[3]))
-    return product if x[6] is None else write("Add", product, x[6])
+def _integers_to_float(write: _Writer, x: List[str], origins: Origins) -> str:
+    left, right = write.scaled(x[0], x[2], x[4]), write.scaled(x[1], x[3], x[5])
+    return write.plus(write("MatMul", left, right), x[6])
 
 
-def _dynamic_product(write: _Writer, node: Any, x: Sequence[Any], origins: Origins) -> Any:
-    product = write("MatMul", x[0], write("Mul", write.without(x[1], x[3]), x[2]))
-    return product if x[4] is None else write("Add", product, x[4])
+def _dynamic_product(write: _Writer, x: List[str], origins: Origins) -> str:
+    return write.plus(write("MatMul", x[0], write.scaled(*x[1:4])), x[4])
 
 
-def _linear_product(write: _Writer, node: Any, x: Sequence[Any], origins: Origins) -> Any:
-    left, right = (write("Mul", write.without(x[at], x[at + 2]), x[at + 1]) for at in (0, 3))
-    return _coded(write, write("MatMul", left, right), x[6], x[7])
+def _linear_product(write: _Writer, x: List[str], origins: Origins) -> str:
+    product = write("MatMul", write.scaled(*x[:3]), write.scaled(*x[3:6]))
+    return write.coded(product, x[6], x[7])
 
 
-def _coded(write: _Writer, value: Any, scale: Any, zero: Any) -> Any:
-    code = write("Div", value, scale)
-    return code if zero is None else write("Add", code, write.wide(zero))
+def _quantize(write: _Writer, x: List[str], origins: Origins) -> str:
+    return write.coded(*x[:3])
 
 
-def _quantize(write: _Writer, node: Any, x: Sequence[Any], origins: Origins) -> Any:
-    _check_one_scale(x[1])
-    return _coded(write, x[0], x[1], x[2])
+def _dequantize(write: _Writer, x: List[str], origins: Origins) -> str:
+    write.check_one(x[1])
+    source = write.makers.get(x[0], Node())
+    if source.operator != "Gather" or source.inputs[0] not in write.graph.constants:
+        return write.scaled(*x[:3])
+    table, axis = write.scaled(source.inputs[0], x[1], x[2]), source.attributes.get("axis", 0)
+    return write("Gather", table, source.inputs[1], axis=axis)
 
 
-def _dequantize(write: _Writer, node: Any, x: Sequence[Any], origins: Origins) -> Any:
-    if x[0].const_value is not None:
-        return None  # decoded when constants are folded
-    _check_one_scale(x[1])
-    source = x[0].producer()
-    if source is None or source.op_type != "Gather" or source.inputs[0].const_value is None:
-        return write("Mul", write.without(x[0], x[2]), x[1])
-    table = write("Mul", write.without(source.inputs[0], x[2]), x[1])
-    axis = source.attributes.get("axis")
-    return write("Gather", table, source.inputs[1], axis=axis.value if axis else 0)
-
-
-def _check_one_scale(scale: Any) -> None:
-    if scale.shape is None or any(size != 1 for size in scale.shape):
-        raise NotUnrounded("activations with scales of channels are not read in float32")
-
-
-Rewriting = Callable[[_Writer, Any, Sequence[Any], Origins], Any]
+Rewriting = Callable[[_Writer, List[str], Origins], str]
 REWRITTEN: Mapping[str, Rewriting] = {
     "MatMulNBits": _block_product,
     "GatherBlockQuantized": _block_rows,
@@ -314,85 +290,38 @@ REWRITTEN: Mapping[str, Rewriting] = {
 }
 
 
-def _fold(model: Any, origins: Origins) -> None:
-    """Compute what depends on constants alone, and note what is made of rounded numbers."""
-    graph, computed, kept = model.graph, list[Any](), list[Any]()
-    known: Set[Any] = {value for value in graph.initializers.values() if value not in graph.inputs}
-    rounded = [(value, name) for name, value in graph.initializers.items() if name in origins]
-    of: Dict[Any, Tuple[str, str]] = {value: origins[name] for value, name in rounded}
-    for node in graph:
-        read = [value for value in node.inputs if value is not None]
-        if not known.issuperset(read) or _bodies(node) or node.op_type.startswith("Random"):
-            continue
-        computed.append(node)
-        known.update(node.outputs)
-        if formats := [of[value] for value in read if value in of]:
-            of.update(dict.fromkeys(node.outputs, formats[0]))
-    inside = set(computed)
-    for node in computed:
-        for value in node.outputs:
-            if value.is_graph_output() or any(use.node not in inside for use in value.uses()):
-                kept.append(value)
-    if not kept:
-        return
-    part = ir.convenience.extract(graph, [], [value.name for value in kept])
-    model_of = ir.Model(part, ir_version=model.ir_version)
-    arrays = _evaluated(ir.to_proto(model_of).SerializeToString())
-    for value, numbers in zip(kept, arrays, strict=True):
-        name = f"{value.name}.folded"
-        constant = ir.val(name, const_value=ir.tensor(numbers, name=name))
-        graph.register_initializer(constant)
-        if value in of:
-            origins[name] = of[value]
-        _replace(value, constant)
-    for node in reversed(computed):
-        if not any(value.uses() or value.is_graph_output() for value in node.outputs):
-            graph.remove(node, safe=True)
-
-
-def _evaluated(content: bytes) -> List[np.ndarray]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    return [np.asarray(array) for array in session.run(None, {})]
-
-
-def _scale_products(graph: Any, origins: Origins) -> None:
+def _scale_products(graph: Nodes, origins: Origins) -> None:
     """Multiply the weight of a product with the scales by which its outputs are multiplied."""
-    for node in list(graph):
-        weight = node.inputs[1] if node.op_type == "MatMul" else None
-        if weight is None or weight.name not in origins or weight.const_value is None:
+    readers: Dict[str, List[Node]] = {name: [Node()] for name in graph.outputs}
+    for node in graph.nodes:
+        for name in onnx_parts.reads(node):
+            readers.setdefault(name, []).append(node)
+
+    def only(name: str) -> Optional[Node]:
+        return readers[name][0] if len(readers.get(name, ())) == 1 else None
+
+    for node in graph.nodes:
+        weight = node.inputs[1] if node.operator == "MatMul" else ""
+        if weight not in origins or weight not in graph.constants:
             continue
-        if not np.array_equal(weight.const_value.numpy() % 1, np.zeros(weight.shape.numpy())):
+        numbers, value = _numbers(graph, weight), node.outputs[0]
+        if (numbers % 1).any():
             continue  # no codes
-        value = node.outputs[0]
-        while len(value.uses()) == 1 and _only(value).op_type == "Cast":
-            value = _only(value).outputs[0]
-        after = _only(value) if len(value.uses()) == 1 else None
-        if after is None or after.op_type != "Mul":
-            continue
-        scale = next(other for other in after.inputs if other is not value)
-        if scale.const_value is None:
-            continue
-        name = f"{weight.name}.scaled"
-        numbers = weight.const_value.numpy() * scale.const_value.numpy().reshape(-1)
-        scaled = ir.val(name, const_value=ir.tensor(numbers.astype(np.float32), name=name))
-        graph.register_initializer(scaled)
-        origins[name] = origins[weight.name]
-        node.replace_input_with(1, scaled)
-        _replace(after.outputs[0], value)
-        graph.remove(after, safe=True)
+        while (after := only(value)) and after.operator in ("Cast", "Identity"):
+            value = after.outputs[0]
+        scales = [name for name in after.inputs if name != value] if after else []
+        if after and after.operator == "Mul" and scales and scales[0] in graph.constants:
+            name = f"{node.outputs[0]}.scaled"
+            numbers = numbers * _numbers(graph, scales[0]).reshape(-1)
+            graph.constants[name] = onnx_parts.constant(name, numbers.astype(np.float32))
+            origins[name] = origins[weight]
+            node.inputs[1] = name
+            after.operator, after.inputs = "Identity", [value]
 
 
-def _only(value: Any) -> Any:
-    (use,) = value.uses()
-    return use.node
-
-
-def _role(value: Any) -> str:
-    uses = [(use.node.op_type, use.idx) for use in value.uses()]
+def _role(graph: Nodes, weight: str) -> str:
+    nodes = [node for node in _nodes(graph) if weight in node.inputs]
+    uses = {(node.operator, node.inputs.index(weight)) for node in nodes}
     if any(operator in PRODUCTS and at < 2 for operator, at in uses):
         return "product"
     return "rows" if ("Gather", 0) in uses else "other"

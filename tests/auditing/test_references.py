@@ -10,8 +10,7 @@ import torch
 import transformers
 
 from posenc_export import audit
-from posenc_export.auditing.modules import Called
-from posenc_export.auditing.reference import open_reference
+from posenc_export.auditing.reference import Called, open_reference
 from tests.auditing import families
 from tests.auditing.graphs import model_of, right
 

@@ -92,7 +92,12 @@ class Nodes:
 
 def read(path: Path) -> Nodes:
     """Read the graph of a file. Raise ValueError if it is not a protocol buffer, or OSError."""
-    parts = _parts(path.read_bytes())
+    return parsed(path.read_bytes())
+
+
+def parsed(content: bytes) -> Nodes:
+    """Return the graph of a ModelProto. Raise ValueError if it is not a protocol buffer."""
+    parts = _parts(content)
     graph = _graph(_last(parts, 7))
     for entry in map(_parts, parts[8]):
         graph.opsets[_text(_last(entry, 1))] = _number(_last(entry, 2))

@@ -93,7 +93,7 @@ def constant_nodes(graph: Nodes) -> List[Node]:
     values = {"", *graph.constants}
     kept = []
     for node in graph.nodes:
-        if values.issuperset(_reads(node)):
+        if values.issuperset(reads(node)):
             kept.append(node)
             values.update(node.outputs)
     return kept
@@ -114,7 +114,7 @@ def serialised(
         free: element types of further inputs by name, which have any shape.
     """
     nodes = list(nodes)
-    read = set(outputs) | {name for node in nodes for name in _reads(node)}
+    read = set(outputs) | {name for node in nodes for name in reads(node)}
     constants = [value for name, value in graph.constants.items() if name in read]
     kept = {*inputs, *read} - free.keys()
     taken = [graph.serialised[name] for name in graph.inputs if name in kept]
@@ -142,8 +142,9 @@ def opened(model: bytes, folder: Path) -> Any:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def _reads(node: Node) -> List[str]:
-    inner = [name for body in node.bodies for part in body.nodes for name in _reads(part)]
+def reads(node: Node) -> List[str]:
+    """Return the names of the values that a node and its subgraphs read."""
+    inner = [name for body in node.bodies for part in body.nodes for name in reads(part)]
     return [*node.inputs, *inner, *(name for body in node.bodies for name in body.outputs)]
 
 

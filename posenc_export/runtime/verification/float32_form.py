@@ -30,6 +30,7 @@ CACHE_ATTRIBUTES = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
 BEFORE_SCALES = 12
 INTEGERS = "MatMulIntegerToFloat"  # product of codes of 8 bits
 HALF = ("float16", "bfloat16")
+OF_TYPES = ("to", "dtype", "stash_type", "output_dtype")  # attributes that name an element type
 FLOAT = next(code for code, name in TYPES.items() if name == "float")
 HALF_CODES = tuple(code for code, name in TYPES.items() if name in HALF)
 
@@ -185,7 +186,7 @@ def _wide_node(node: Node, names: Mapping[str, str]) -> Node:
             node = with_attribute(node, name, _in_float32(value, names))
         elif isinstance(value, Constant) and value.element in HALF:
             node = with_attribute(node, name, constant("", value.array(Path()).astype(np.float32)))
-        elif name == "to" and value in HALF_CODES:
+        elif name in OF_TYPES and value in HALF_CODES:
             node = with_attribute(node, name, FLOAT)
     return node
 

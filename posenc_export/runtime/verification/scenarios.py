@@ -293,17 +293,20 @@ def _shortened(case: Case) -> Sequence[np.ndarray]:
 
 
 def rewound_by_row(session: Calls, case: Case) -> Pairs:
-    """Rewind each row by another count; rows rewound to the fork take the other ending."""
-    cursors, last = RowCursors(session, case), len(case.tokens) - 1
-    yield from cursors.read([case.fork_at + 4] * (last + 1), **case.beginning())
-    cursors.rewind([*(4 + row for row in range(last)), 0])
+    """Rewind each row by another count; rows rewound to the fork take the other ending: all but the
+    last, or the only one.
+    """
+    cursors, count = RowCursors(session, case), len(case.tokens)
+    last = max(count - 1, 1)
+    yield from cursors.read([case.fork_at + 4] * count, **case.beginning())
+    cursors.rewind([4 + row if row < last else 0 for row in range(count)])
     cursors.tokens[:last], cursors.full[:last] = case.other[:last], case.other_full[:last]
-    yield from cursors.read([3 + 2 * row for row in range(last + 1)])
+    yield from cursors.read([3 + 2 * row for row in range(count)])
     yield from cursors.step(2)
-    cursors.rewind([1 + (row + 1) % 3 for row in range(last + 1)])
+    cursors.rewind([1 + (row + 1) % 3 for row in range(count)])
     yield from cursors.step(3)
-    cursors.rewind([2] * (last + 1))
-    yield from cursors.read([5 - row for row in range(last + 1)])
+    cursors.rewind([2] * count)
+    yield from cursors.read([5 - row for row in range(count)])
 
 
 def admitted(session: Session, case: Case) -> Pairs:
