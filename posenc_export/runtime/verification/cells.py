@@ -72,28 +72,30 @@ def outputs_by(
         return LongSequence(tokens, compared, outputs, edges)
     compared, parts = grid_inputs.compared_of(manifest, edges, length), []
     for first, end, count in calls(compared, 0, length, fill_chunk(manifest)):
-        encoder, keep = _encoder(session, manifest, first), max(count, 1)
-        outputs = session.prefill(read[:, first:end], encoder=encoder, logits_to_keep=keep)
-        parts.append(outputs[:, outputs.shape[1] - count :])
+        parts.append(_fed(session, manifest, read[:, first:end], first, count))
         advance(end)
     return LongSequence(tokens, compared, np.concatenate(parts, axis=1), edges)
 
 
-def _encoder(session: Session, manifest: Manifest, first: int) -> Optional[List[np.ndarray]]:
-    """Return encoder outputs for the first call of a sequence; None for others."""
+def _fed(
+    session: Session, manifest: Manifest, tokens: np.ndarray, first: int, count: int, **how: int
+) -> np.ndarray:
+    """Return the outputs of the last `count` tokens of a call. first: index of its first token, of
+    which the first of a sequence comes with encoder outputs; how: chunk, as of Session.prefill.
+    """
     rows = grid_inputs.encoder_rows(manifest, 1) if first == 0 else None
-    return rows and [row.astype(session.manifest.passed_dtype) for row in rows]
+    encoder = rows and [row.astype(session.manifest.passed_dtype) for row in rows]
+    outputs = session.prefill(tokens, encoder=encoder, logits_to_keep=max(count, 1), **how)
+    return outputs[:, outputs.shape[1] - count :]
 
 
 def _read(session: Session, sequence: LongSequence, end: int, chunk: int) -> Pairs:
     """Read the tokens up to `end` behind those in the cache; compares all expected outputs."""
     first = int(session.length.max(initial=0))
     for begin, after, count in calls(sequence.compared, first, end, chunk):
-        encoder, keep = _encoder(session, session.manifest, begin), max(count, 1)
-        tokens = sequence.tokens[:, begin:after]
-        outputs = session.prefill(tokens, encoder=encoder, logits_to_keep=keep)
+        outputs = _fed(session, session.manifest, sequence.tokens[:, begin:after], begin, count)
         if count:
-            yield outputs[:, outputs.shape[1] - count :], sequence.within(after - count, after)[1]
+            yield outputs, sequence.within(after - count, after)[1]
 
 
 def _seek(session: Session, sequence: LongSequence, length: int) -> Pairs:
@@ -106,14 +108,10 @@ def _seek(session: Session, sequence: LongSequence, length: int) -> Pairs:
 def _across(session: Session, sequence: LongSequence, run: Run) -> Pairs:
     """Read the tokens before a run, then the run and a few tokens before it in one call."""
     yield from _seek(session, sequence, max(0, run.first - RUN_UP))
-    begin, count = int(session.length.max(initial=0)), run.end - run.first
-    encoder, tokens = (
-        _encoder(session, session.manifest, begin),
-        sequence.tokens[:, begin : run.end],
-    )
-    chunk = run.end - begin
-    outputs = session.prefill(tokens, chunk=chunk, logits_to_keep=count, encoder=encoder)
-    yield outputs[:, outputs.shape[1] - count :], sequence.within(run.first, run.end)[1]
+    begin = int(session.length.max(initial=0))
+    tokens, count = sequence.tokens[:, begin : run.end], run.end - run.first
+    outputs = _fed(session, session.manifest, tokens, begin, count, chunk=run.end - begin)
+    yield outputs, sequence.within(run.first, run.end)[1]
 
 
 def _in_steps(session: Session, sequence: LongSequence, run: Run) -> Pairs:

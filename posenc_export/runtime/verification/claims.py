@@ -15,7 +15,6 @@ import z3
 from posenc_export.runtime.artefact.records import Places
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.runtime.graphs.onnx_files import load_errors
-from posenc_export.runtime.graphs.onnx_nodes import Node
 from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.any_call import AnyCall
 from posenc_export.runtime.verification.integer_graph import Findings, IntegerPart, Use, evaluated
@@ -503,21 +502,12 @@ class Claims:
                 self.findings.compared += 1
                 continue
             text = "larger whole numbers may be rounded"
-            again = self._casts_of(node.outputs[0])
-            if any(cast.attributes.get("to") in INTEGERS for cast in (node, *again)):
+            casts = [n for n in self.part.after(node.outputs[0])[1] if n.operator == "Cast"]
+            if any(cast.attributes.get("to") in INTEGERS for cast in (node, *casts)):
                 number = large.eval(entry, True)
                 self.findings.failures[place] = f"expected at most {most}, got {number}: {text}"
             else:
                 self.findings.skipped[place] = f"above {most:,}, {text}"
-
-    def _casts_of(self, name: str) -> List[Node]:
-        """Return the casts of a value, and of what is made of it."""
-        values, found = {name}, []
-        for node in self.part.nodes:
-            if values.intersection(node.inputs):
-                values.update(node.outputs)
-                found += [node] if node.operator == "Cast" else []
-        return found
 
     def _described(self, model: z3.ModelRef, value: Value) -> str:
         """Return the call of a counterexample as text."""

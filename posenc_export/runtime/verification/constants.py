@@ -52,10 +52,9 @@ def of_blocks(
         points = unpacked(zeros.reshape(*lead, -1), bits)[..., :blocks]
     elif zeros is not None:
         points = zeros.reshape(*lead, blocks)
-    unsigned = unpacked(codes.reshape(*lead, -1), bits).reshape(*lead, blocks, -1)
-    weights = (unsigned - points[..., None]).astype(dtype)
-    weights *= scales[..., None].astype(dtype)
-    return weights.reshape(*lead, -1)[..., :inputs]
+    unsigned = unpacked(codes.reshape(*lead, -1), bits)
+    block = unsigned.shape[-1] // blocks
+    return dequantized(unsigned, scales, points, -1, block, dtype)[..., :inputs]
 
 
 def dequantized(
@@ -79,7 +78,7 @@ def dequantized(
     axis %= codes.ndim
     centred = codes.astype(np.int16)
     if zeros is not None:
-        centred = centred - spread(zeros).astype(np.int16)
+        centred = centred - spread(zeros)
     return centred.astype(dtype) * spread(scales).astype(dtype)
 
 

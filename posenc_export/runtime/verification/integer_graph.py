@@ -63,12 +63,18 @@ class IntegerPart:
     # By a float32 value in half precision, which numpy may not have, that value
     casts: Dict[str, str] = field(default_factory=dict)
 
-    def layers_after(self, name: str) -> List[int]:
-        """Return the layers that read a value, or what the part computes from it."""
-        values = {name}
+    def after(self, name: str) -> Tuple[Set[str], List[Node]]:
+        """Return a value with what the part computes from it, and the nodes that do."""
+        values, nodes = {name}, []
         for node in self.nodes:
             if values.intersection(node.inputs):
                 values.update(node.outputs)
+                nodes.append(node)
+        return values, nodes
+
+    def layers_after(self, name: str) -> List[int]:
+        """Return the layers that read a value, or what the part computes from it."""
+        values, _ = self.after(name)
         return sorted({use.layer for v in values for use in self.uses.get(v, []) if use.layer >= 0})
 
 
@@ -99,15 +105,11 @@ def _inlined(
                 constants[inner + name] = value
             yield from _inlined(body.nodes, constants, within, inner)
             attributes[attribute] = [within.get(name, name) for name in body.outputs]
-        yield Node(
-            node.domain,
-            node.operator,
-            node.name,
-            [names.get(name, name) for name in node.inputs],
-            [names.get(name, name) for name in node.outputs],
-            attributes,
-            {k: v for k, v in node.serialised.items() if not isinstance(node.attributes[k], Nodes)},
-        )
+        inputs, outputs = ([names.get(n, n) for n in ends] for ends in (node.inputs, node.outputs))
+        own = {
+            k: v for k, v in node.serialised.items() if not isinstance(node.attributes[k], Nodes)
+        }
+        yield replace(node, inputs=inputs, outputs=outputs, attributes=attributes, serialised=own)
 
 
 def integer_part(whole: Nodes) -> IntegerPart:

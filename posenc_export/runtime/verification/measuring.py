@@ -4,7 +4,7 @@ its float32 form if it rounds, or a few when it is loaded.
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Dict, Iterable, Optional, Sequence
+from typing import Dict, Optional
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification import grid_inputs, proof
 from posenc_export.runtime.verification.cells import cells_of
 from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured
-from posenc_export.runtime.verification.scenarios import Calls, Cell, Level
+from posenc_export.runtime.verification.scenarios import Cell, Level
 from posenc_export.shared.numerics import Errors, cell_error
 from posenc_export.shared.progress import Progress, Steps, silent
 
@@ -112,52 +112,28 @@ def measure(
     """Measure every cell of a grid. progress: called with one line of text at each stage.
     until_failure: stop at the first cell that exceeds its tolerance.
     """
-    title, columns = (
-        f"{session.manifest.target}: verifying",
-        (expected.columns, expected.readout_columns),
-    )
+    title = f"{session.manifest.target}: verifying"
     progress(title)
-    cells = list(cells_of(session.manifest, expected, level))
+    cells, result = list(cells_of(session.manifest, expected, level)), Measured()
     steps = Steps(progress, title, len(cells), "cells")
-    result = measure_cells(
-        session, cells, accuracy, columns, until_failure, lambda _: steps.advance()
-    )
+    for cell in cells:
+        columns = (expected.columns, expected.readout_columns)[cell.of]
+        error = _error(session, cell, columns, result.failures, accuracy.rounds)
+        result.cells[cell.name] = proof.rounded_up(error)
+        steps.advance()
+        if until_failure and result.exceeds(accuracy.tolerance):
+            break
     if level is Level.WHOLE and expected.long is not None:
         result.unreached = expected.long.unreached()
     return result
 
 
-def measure_cells(
-    session: Calls,
-    cells: Iterable[Cell],
-    accuracy: Accuracy,
-    columns: Sequence[np.ndarray] = (),
-    until_failure: bool = False,
-    end: Callable[[str], None] = lambda name: None,
-) -> Measured:
-    """Measure cells one after the other on one session, until the first that fails if asked for.
-    end: called with the name of each. columns: for each output, the indices of its expected
-    numbers; empty for all.
-    """
-    result = Measured()
-    for cell in cells:
-        of_output = columns[cell.of] if columns else None
-        error = _error(session, cell, of_output, result.failures, accuracy.rounds)
-        result.cells[cell.name] = proof.rounded_up(error)
-        end(cell.name)
-        if until_failure and result.exceeds(accuracy.tolerance):
-            break
-    return result
-
-
 def _error(
-    session: Calls,
-    cell: Cell,
-    columns: Optional[np.ndarray],
-    failures: Dict[str, str],
-    rounds: bool,
+    session: Session, cell: Cell, columns: np.ndarray, failures: Dict[str, str], rounds: bool
 ) -> float:
-    """Run a cell and return its error; infinity, and a failure, if the graph fails."""
+    """Run a cell and return its error; infinity, and a failure, if the graph fails. columns: of an
+    output, the indices of its expected numbers.
+    """
     if not cell.continues:
         session.reset()
     errors = Errors()
@@ -165,7 +141,7 @@ def _error(
         for pair in cell.pairs(session):
             actual, expected = (
                 output
-                if columns is None or output.shape[-1] == len(columns)  # a file holds only these
+                if output.shape[-1] == len(columns)  # a file holds only these
                 else output[..., columns]
                 for output in pair
             )

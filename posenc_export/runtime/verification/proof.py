@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union, cast
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union, cast
 
 import msgspec
 import numpy as np
@@ -188,28 +188,21 @@ def machine_of(ran: Union[Session, Model]) -> str:
 
 def write(manifest: Manifest, expected: Expected, accuracy: Accuracy, folder: Path) -> Reference:
     """Write the reference file, of all numbers of expected outputs that fit, into a folder."""
-    edges = None if expected.long is None else dict(expected.long.edges)
-    column = 4 * sum(math.prod(shape) for shape in _shapes(manifest, edges))
-    reference = Reference(
-        max(1, min(int(manifest.outputs[0].axes[-1]), LARGEST // column)),
-        accuracy.tolerance,
-        edges is not None,
-        accuracy.noise,
-        accuracy.float32,
-        edges or {},
-    )
-    case = expected.case
+    case, long = expected.case, expected.long
     parts = [case.full, case.other_full[:, case.fork_at :]]
     parts += [full for _, full in expected.attribute_cases.values()]
-    if expected.long is not None:
-        stored = np.isin(expected.long.compared, _places(manifest, expected.long.edges))
-        parts.append(expected.long.outputs[:, stored])
+    if long is not None:
+        stored = np.isin(long.compared, _places(manifest, long.edges))
+        parts.append(long.outputs[:, stored])
     parts += [] if case.readout is None else [case.readout]
-    layout = _layout(manifest, reference)
+    layout = _layout(manifest, None if long is None else long.edges)
     pairs = zip(parts, layout, strict=True)
     content = b"".join(part[..., columns].astype("<f4").tobytes() for part, (_, columns) in pairs)
     (folder / FILE_NAME).write_bytes(content)
-    return reference
+    edges, columns = {} if long is None else dict(long.edges), len(layout[0][1])
+    return Reference(
+        columns, accuracy.tolerance, long is not None, accuracy.noise, accuracy.float32, edges
+    )
 
 
 def read(manifest: Manifest, folder: Path) -> Expected:
@@ -219,7 +212,8 @@ def read(manifest: Manifest, folder: Path) -> Expected:
     if manifest.reference is None or FILE_NAME not in manifest.files:
         remedy = "verify it against its module, or export again"
         raise refusal(f"artefact {folder}", "a reference", "none", remedy)
-    layout = _layout(manifest, manifest.reference)
+    edges = manifest.reference.edges if manifest.reference.filled else None
+    layout = _layout(manifest, edges)
     ends = np.cumsum([math.prod(shape) * len(columns) for shape, columns in layout])
     size = (folder / FILE_NAME).stat().st_size
     if size != 4 * ends[-1]:
@@ -228,58 +222,40 @@ def read(manifest: Manifest, folder: Path) -> Expected:
     split = np.split(np.fromfile(folder / FILE_NAME, "<f4"), ends[:-1])
     pairs = zip(split, layout, strict=True)
     parts = iter([part.reshape(*shape, len(columns)) for part, (shape, columns) in pairs])
-    expected = _expected(manifest, layout[0][1], parts)
-    if len(manifest.outputs) < 2:
-        return expected
-    case = replace(expected.case, readout=next(parts))
-    return replace(expected, case=case, readout_columns=layout[-1][1])
+    tokens, other, fork_at = grid_inputs.case_inputs(manifest)
+    full, ending = next(parts), next(parts)
+    other_full = np.concatenate((full[:, :fork_at], ending), axis=1)
+    inputs = grid_inputs.attribute_inputs(manifest).items()
+    attribute_cases, long = {name: (case, next(parts)) for name, case in inputs}, None
+    if edges is not None:
+        whole = grid_inputs.tokens_of(manifest, grid_inputs.length_for(manifest, edges))
+        long = LongSequence(whole, _places(manifest, edges), next(parts), edges)
+    starts, encoder = grid_inputs.starts(manifest), grid_inputs.encoder_rows(manifest, len(tokens))
+    readout = next(parts, None)
+    case = Case(tokens, full, starts, fork_at, other, other_full, encoder, readout)
+    return Expected(layout[0][1], case, attribute_cases, long, layout[-1][1])
 
 
-def _layout(manifest: Manifest, reference: Reference) -> List[Tuple[Tuple[int, ...], np.ndarray]]:
+def _layout(
+    manifest: Manifest, edges: Optional[Mapping[str, int]]
+) -> List[Tuple[Tuple[int, ...], np.ndarray]]:
     """Return the shape of each stored part without its last axis, and the indices of the stored
-    numbers of an output: all, or a pseudo-random selection of LARGEST bytes.
+    numbers of an output: all, or a pseudo-random selection of LARGEST bytes. edges: None without a
+    long sequence.
     """
-    columns = _drawn(int(manifest.outputs[0].axes[-1]), reference.columns)
-    edges = reference.edges if reference.filled else None
-    layout = [(shape, columns) for shape in _shapes(manifest, edges)]
-    for value in manifest.outputs[1:]:
-        tokens = () if len(value.axes) == 2 else (grid_inputs.length_of(manifest),)
-        shape, size = (max(grid_inputs.BATCHES), *tokens), int(value.axes[-1])
-        count = max(1, min(size, LARGEST // (4 * math.prod(shape))))
-        layout.append((shape, _drawn(size, count)))
+    length, rows = grid_inputs.length_of(manifest), max(grid_inputs.BATCHES)
+    shapes: List[Tuple[int, ...]] = [(rows, length), (rows, length - length // 2)]
+    shapes += [(2, length)] * len(grid_inputs.attribute_inputs(manifest))
+    shapes += [] if edges is None else [(1, len(_places(manifest, edges)))]
+    layout: List[Tuple[Tuple[int, ...], np.ndarray]] = []
+    for value in manifest.outputs:
+        parts = [(rows, length)[: len(value.axes) - 1]] if layout else shapes
+        count = max(1, LARGEST // (4 * sum(map(math.prod, parts))))
+        order = grid_inputs.numbers((int(value.axes[-1]),), "columns", 2**31)
+        drawn = np.sort(np.argsort(order, kind="stable")[:count])
+        layout += [(shape, drawn) for shape in parts]
     return layout
-
-
-def _drawn(size: int, count: int) -> np.ndarray:
-    drawn = np.argsort(grid_inputs.numbers((size,), "columns", 2**31), kind="stable")[:count]
-    return np.sort(drawn)
 
 
 def _places(manifest: Manifest, edges: Mapping[str, int]) -> np.ndarray:
     return grid_inputs.places(edges, grid_inputs.length_for(manifest, edges))
-
-
-def _shapes(manifest: Manifest, edges: Optional[Mapping[str, int]]) -> List[Tuple[int, ...]]:
-    """Return the shapes of the parts of the first output; edges: None without a long sequence."""
-    length, rows = grid_inputs.length_of(manifest), max(grid_inputs.BATCHES)
-    shapes: List[Tuple[int, ...]] = [(rows, length), (rows, length - length // 2)]
-    shapes += [(2, length)] * len(grid_inputs.attribute_inputs(manifest))
-    return shapes if edges is None else [*shapes, (1, len(_places(manifest, edges)))]
-
-
-def _expected(manifest: Manifest, columns: np.ndarray, parts: Iterator[np.ndarray]) -> Expected:
-    """Return the expected outputs of `parts`, which are in the order of `_shapes`."""
-    tokens, other, fork_at = grid_inputs.case_inputs(manifest)
-    starts, encoder = grid_inputs.starts(manifest), grid_inputs.encoder_rows(manifest, len(tokens))
-    full, ending = next(parts), next(parts)
-    other_full = np.concatenate((full[:, :fork_at], ending), axis=1)
-    case = Case(tokens, full, starts, fork_at, other, other_full, encoder)
-    inputs = grid_inputs.attribute_inputs(manifest).items()
-    attribute_cases = {name: (case, next(parts)) for name, case in inputs}
-    assert manifest.reference is not None  # checked by `read`
-    edges, long = manifest.reference.edges, None
-    if manifest.reference.filled:
-        length = grid_inputs.length_for(manifest, edges)
-        tokens, places = grid_inputs.tokens_of(manifest, length), _places(manifest, edges)
-        long = grid_inputs.LongSequence(tokens, places, next(parts), edges)
-    return Expected(columns, case, attribute_cases, long)

@@ -6,6 +6,7 @@ Rows have different lengths, and slots after them hold large numbers.
 Shapes: H heads, S tokens of a call, T keys, R rows of a table.
 """
 
+from dataclasses import dataclass
 from typing import Iterator, List, Mapping, Sequence, Tuple, Union
 
 import numpy as np
@@ -286,31 +287,22 @@ def cached_attention(kernel: Kernel, node: Node, values: Values) -> Case:
     return CachedAttention(node, **dict(kernel.sizes)).case()
 
 
+@dataclass(frozen=True)
 class CachedAttention:
-    """A node of fused attention.
+    """A node of fused attention."""
 
-    Args:
-        size, value_size: head sizes of keys and of values.
-        rotary: size r of the rotated part of a head; 0 for none.
-        range: columns of the table of biases by distance; 0 for none.
-        row_range: distances whose rows are picked; 0 for none.
-        cache: format of the caches (CACHE_FORMATS); empty for float32.
-    """
+    node: Node
+    size: int  # of heads of keys
+    value_size: int  # of heads of values
+    rotary: int = 0  # size r of the rotated part of a head; 0 for none
+    range: int = 0  # columns of the table of biases by distance; 0 for none
+    row_range: int = 0  # distances whose rows are picked; 0 for none
+    cache: str = ""  # format of the caches (CACHE_FORMATS); empty for float32
 
-    def __init__(
-        self,
-        node: Node,
-        size: int,
-        value_size: int,
-        rotary: int = 0,
-        range: int = 0,
-        row_range: int = 0,
-        cache: str = "",
-    ) -> None:
-        self.node, self.known = node, node.attributes
-        self.size, self.value_size, self.rotary = size, value_size, rotary
-        self.range, self.row_range, self.cache = range, row_range, cache
-        self.scaled = cache in SCALED
+    @property
+    def scaled(self) -> bool:
+        """Whether codes of caches have scales."""
+        return self.cache in SCALED
 
     def case(self) -> Case:
         random = np.random.default_rng(0)
@@ -321,7 +313,9 @@ class CachedAttention:
 
     def _calls(self) -> Iterator[Tuple[List[int], int]]:
         """Yield cached tokens of each row of a call, and its new tokens: steps, then prompts."""
-        edges = {int(self.known.get(name, 0)) for name in ("local_window_size", "chunk_size")}
+        edges = {
+            int(self.node.attributes.get(name, 0)) for name in ("local_window_size", "chunk_size")
+        }
         edges |= {self.range, self.row_range, *LENGTHS}
         near = {n + shift for n in edges if n > 0 for shift in (-1, 0, 1)}
         lengths = sorted(n for n in {*range(1, 18), *near} if 0 < n <= LONGEST)
@@ -337,7 +331,7 @@ class CachedAttention:
     def _feeds(self, cached: List[int], new: int, random: np.random.Generator) -> Feeds:
         """Return inputs of a call by name, also those that the node lacks."""
         rows, longest = len(cached), max(cached) + new
-        h, kv = self.known["num_heads"], self.known["kv_num_heads"]
+        h, kv = self.node.attributes["num_heads"], self.node.attributes["kv_num_heads"]
         d, e = self.size, self.value_size
         shapes = ((h, d), (kv, d), (kv, e))
         flat = [uniform(random, (rows, new, n * size)) for n, size in shapes]
