@@ -6,7 +6,7 @@ docs/ContribOperators.md.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
@@ -154,13 +154,15 @@ def _fold(graph: Nodes, origins: Origins) -> None:
             graph.constants[name] = onnx_parts.constant(name, np.asarray(numbers))
 
 
+@dataclass
 class _Writer:
-    """Collects the nodes that replace one of a graph, of the constants and makers of values of the
-    whole graph.
-    """
+    """Collects the nodes that replace one."""
 
-    def __init__(self, graph: Nodes, makers: Mapping[str, Node], node: Node) -> None:
-        self.graph, self.makers, self.node, self.nodes = graph, makers, node, list[Node]()
+    node: Node
+    graph: Nodes  # the whole one, which gets new constants
+    makers: Mapping[str, Node]  # of the values beside the node
+    origins: Origins
+    nodes: List[Node] = field(default_factory=list)
 
     def __call__(self, operator: str, *inputs: str, **attributes: Any) -> str:
         name = f"{self.node.outputs[0]}.{len(self.nodes)}.float32"
@@ -171,17 +173,17 @@ class _Writer:
         self.graph.constants[name] = onnx_parts.constant(name, np.asarray(numbers, np.float32))
         return name
 
-    def decoded(self, origins: Origins, codes: str, *others: str) -> np.ndarray:
-        """Return the numbers of the weight of an operator of com.microsoft, by name of its inputs,
-        and note the format of what is made of it, the constant NODE.weight.
+    def weight(self, codes: str, *others: str) -> str:
+        """Add the weight of an operator of com.microsoft, which these inputs are codes of: that of
+        a product turned, as MatMul reads it.
         """
         reader, ((_, *_),) = READERS[(MICROSOFT, self.node.operator)]
-        names = (codes, *others)
-        numbers = reader(self.node, *(_numbers(self.graph, n) if n else None for n in names))
-        default = 4 if self.node.operator == "GatherBlockQuantized" else 8
-        bits = self.node.attributes.get("bits", default)
-        origins[f"{self.node.outputs[0]}.weight"] = f"{bits} bits", codes
-        return np.asarray(numbers, np.float32)
+        parts = [_numbers(self.graph, name) if name else None for name in (codes, *others)]
+        numbers, rows = reader(self.node, *parts), self.node.operator == "GatherBlockQuantized"
+        name = f"{self.node.outputs[0]}.weight"
+        bits = self.node.attributes.get("bits", 4 if rows else 8)
+        self.origins[name] = f"{bits} bits", codes
+        return self.constant(numbers if rows else numbers.T, name)
 
     def without(self, value: str, zero: str) -> str:
         """Return codes less their zero points, as float32."""
@@ -220,54 +222,51 @@ def _rewritten(graph: Nodes, whole: Nodes, origins: Origins) -> Iterator[Node]:
                 node = onnx_parts.with_attribute(node, name, inner)
         result = ""
         if node.operator in REWRITTEN:
-            write = _Writer(whole, makers, node)
+            write = _Writer(node, whole, makers, origins)
             inputs = [*node.inputs, *[""] * (12 - len(node.inputs))]
-            result = REWRITTEN[node.operator](write, inputs, origins)
+            result = REWRITTEN[node.operator](write, inputs)
             yield from write.nodes
         yield onnx_parts.new_node("Identity", [result], node.outputs[:1]) if result else node
 
 
-def _block_product(write: _Writer, x: List[str], origins: Origins) -> str:
-    numbers = write.decoded(origins, *x[1:5])  # [N,K]
-    weight = write.constant(numbers.T, f"{write.node.outputs[0]}.weight")
-    return write.plus(write("MatMul", x[0], weight), x[5])
+def _block_product(write: _Writer, x: List[str]) -> str:
+    return write.plus(write("MatMul", x[0], write.weight(*x[1:5])), x[5])
 
 
-def _block_rows(write: _Writer, x: List[str], origins: Origins) -> str:
-    numbers = write.decoded(origins, x[0], x[2], x[3])
-    table = write.constant(numbers, f"{write.node.outputs[0]}.weight")
-    return write("Gather", table, x[1], axis=write.node.attributes.get("gather_axis", 0))
+def _block_rows(write: _Writer, x: List[str]) -> str:
+    table, axis = write.weight(x[0], x[2], x[3]), write.node.attributes.get("gather_axis", 0)
+    return write("Gather", table, x[1], axis=axis)
 
 
-def _dynamic(write: _Writer, x: List[str], origins: Origins) -> str:
+def _dynamic(write: _Writer, x: List[str]) -> str:
     for number, name in zip((1, 0), write.node.outputs[1:], strict=False):
         write.constant(number, name)  # scale and zero point
     return x[0]
 
 
-def _integers(write: _Writer, x: List[str], origins: Origins) -> str:
+def _integers(write: _Writer, x: List[str]) -> str:
     return write("MatMul", write.without(x[0], x[2]), write.without(x[1], x[3]))
 
 
-def _integers_to_float(write: _Writer, x: List[str], origins: Origins) -> str:
+def _integers_to_float(write: _Writer, x: List[str]) -> str:
     left, right = write.scaled(x[0], x[2], x[4]), write.scaled(x[1], x[3], x[5])
     return write.plus(write("MatMul", left, right), x[6])
 
 
-def _dynamic_product(write: _Writer, x: List[str], origins: Origins) -> str:
+def _dynamic_product(write: _Writer, x: List[str]) -> str:
     return write.plus(write("MatMul", x[0], write.scaled(*x[1:4])), x[4])
 
 
-def _linear_product(write: _Writer, x: List[str], origins: Origins) -> str:
+def _linear_product(write: _Writer, x: List[str]) -> str:
     product = write("MatMul", write.scaled(*x[:3]), write.scaled(*x[3:6]))
     return write.coded(product, x[6], x[7])
 
 
-def _quantize(write: _Writer, x: List[str], origins: Origins) -> str:
+def _quantize(write: _Writer, x: List[str]) -> str:
     return write.coded(*x[:3])
 
 
-def _dequantize(write: _Writer, x: List[str], origins: Origins) -> str:
+def _dequantize(write: _Writer, x: List[str]) -> str:
     write.check_one(x[1])
     source = write.makers.get(x[0], Node())
     if source.operator != "Gather" or source.inputs[0] not in write.graph.constants:
@@ -276,7 +275,7 @@ def _dequantize(write: _Writer, x: List[str], origins: Origins) -> str:
     return write("Gather", table, source.inputs[1], axis=axis)
 
 
-Rewriting = Callable[[_Writer, List[str], Origins], str]
+Rewriting = Callable[[_Writer, List[str]], str]
 REWRITTEN: Mapping[str, Rewriting] = {
     "MatMulNBits": _block_product,
     "GatherBlockQuantized": _block_rows,

@@ -78,14 +78,19 @@ def outputs_by(
 
 
 def _fed(
-    session: Session, manifest: Manifest, tokens: np.ndarray, first: int, count: int, **how: int
+    session: Session,
+    manifest: Manifest,
+    tokens: np.ndarray,
+    first: int,
+    count: int,
+    chunk: Optional[int] = None,
 ) -> np.ndarray:
     """Return the outputs of the last `count` tokens of a call. first: index of its first token, of
-    which the first of a sequence comes with encoder outputs; how: chunk, as of Session.prefill.
+    which the first of a sequence comes with encoder outputs; chunk: as of Session.prefill.
     """
     rows = grid_inputs.encoder_rows(manifest, 1) if first == 0 else None
     encoder = rows and [row.astype(session.manifest.passed_dtype) for row in rows]
-    outputs = session.prefill(tokens, encoder=encoder, logits_to_keep=max(count, 1), **how)
+    outputs = session.prefill(tokens, encoder=encoder, chunk=chunk, logits_to_keep=max(count, 1))
     return outputs[:, outputs.shape[1] - count :]
 
 

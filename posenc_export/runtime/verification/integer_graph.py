@@ -106,10 +106,10 @@ def _inlined(
             yield from _inlined(body.nodes, constants, within, inner)
             attributes[attribute] = [within.get(name, name) for name in body.outputs]
         inputs, outputs = ([names.get(n, n) for n in ends] for ends in (node.inputs, node.outputs))
-        own = {
-            k: v for k, v in node.serialised.items() if not isinstance(node.attributes[k], Nodes)
-        }
-        yield replace(node, inputs=inputs, outputs=outputs, attributes=attributes, serialised=own)
+        bodies = {k for k, value in node.attributes.items() if isinstance(value, Nodes)}
+        kept = {k: part for k, part in node.serialised.items() if k not in bodies}
+        node = replace(node, inputs=inputs, outputs=outputs)
+        yield replace(node, attributes=attributes, serialised=kept)
 
 
 def integer_part(whole: Nodes) -> IntegerPart:
