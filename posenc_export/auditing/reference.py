@@ -25,6 +25,7 @@ from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.session.session import Session
 from posenc_export.shared.foreign import explained
 from posenc_export.shared.numerics import tolerance, worst_error
+from posenc_export.shared.refusal import refusal
 
 TRIED = 24  # tokens
 ORIGINAL = "original_max_position_embeddings"
