@@ -1,10 +1,9 @@
 """Write artefact folders: graph and manifest, verified and then published in one step."""
 
-import contextlib
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Union
+from typing import Dict, Iterable, List, Optional, Sequence, Union
 
 import torch
 
@@ -136,7 +135,8 @@ def export_all(
                 if failed is None:
                     raise
                 failed[target] = error
-                _forget(staging, place, folder)
+                shutil.rmtree(folder, ignore_errors=True)  # there is none if tracing failed
+                staging.places = [other for other in staging.places if other != place]
         if manifests:
             staging.publish([path / "made"] if whole else list(manifests))
     return list(manifests.values())
@@ -157,12 +157,6 @@ def check_read(model: Model, options: ExportOptions) -> None:
     if format_ and not products.linear:
         got = "none: its products read weights in other ways"
         raise refusal(model.where, "linear layers to round", got, "export it in float32")
-
-
-def _forget(staging: StagingFolder, place: Path, folder: Path) -> None:
-    """Remove what was written of an artefact that failed, and do not publish it as `place`."""
-    shutil.rmtree(folder, ignore_errors=True)  # there is none if tracing failed
-    staging.places = [other for other in staging.places if other != place]
 
 
 def _read_data(sources: Sources, options: ExportOptions) -> quality.Inputs:
@@ -231,10 +225,21 @@ def _make(
 def _written(
     source: Source, described: Manifest, folder: Path, accuracy: Accuracy, options: ExportOptions
 ) -> Written:
-    """Write the files of an artefact to a new folder, without the manifest."""
+    """Write the files of an artefact to a new folder, without the manifest. ValueError: the target
+    cannot represent the module, as when torch cannot compile code of others.
+    """
     folder.mkdir(parents=True)
-    with explain_errors(described.target, source.model, described.packages):
+    try:
         manifest = WRITERS[described.target](source, described, folder)
+    except (RuntimeError, torch.jit.frontend.FrontendError) as error:
+        what = _foreign(source.model, described.packages)
+        if not what:
+            raise
+        takes = TAKES.get(described.target, "torch.onnx.export traces")
+        raise ValueError(
+            f"export: target {described.target}: {what}: expected code that {takes}, got "
+            f"{_cause(error)}; change the code or choose another target"
+        ) from error
     options.say(f"{described.target}: computing the outputs of the module")
     long = bool(options.verify)
     expected = source.once(
@@ -261,31 +266,13 @@ def _write_text(text: Text, folder: Path) -> None:
         files.write(folder / name, content)
 
 
-@contextlib.contextmanager
-def explain_errors(target: str, model: Model, packages: Iterable[str]) -> Iterator[None]:
-    """Context manager that turns errors of torch about foreign code into a ValueError that names
-    the code and the target.
-
-    Errors pass unchanged if the model consists of code of this package only.
-
-    Args:
-        packages: packages of the model's foreign encodings, by encoding name.
-
-    Raises:
-        ValueError: torch cannot compile the foreign code for the target.
+def _foreign(model: Model, packages: Iterable[str]) -> str:
+    """Return which code of a model is that of others; empty for none. packages: those of foreign
+    encodings, by encoding name.
     """
-    try:
-        yield
-    except (RuntimeError, torch.jit.frontend.FrontendError) as error:
-        if not packages and not isinstance(model, ReadModule):
-            raise
-        what = f"encodings {', '.join(packages)}"
-        what = model.where if isinstance(model, ReadModule) else what
-        takes = TAKES.get(target, "torch.onnx.export traces")
-        raise ValueError(
-            f"export: target {target}: {what}: expected code that {takes}, got {_cause(error)}; "
-            "change the code or choose another target"
-        ) from error
+    if isinstance(model, ReadModule):
+        return model.where
+    return f"encodings {', '.join(packages)}" if packages else ""
 
 
 def _cause(error: BaseException) -> str:

@@ -100,7 +100,6 @@ class Source:
         self.model, self.rounded, self.say = model, rounded or {}, say
         self.exact = model if exact is None else exact
         self.cache_scales, self.on_grid = cache_scales or {}, on_grid or {}
-        self._graphs: Dict[str, Tuple[ir.Model, TracedConstants]] = {}
         self._computed: Dict[Tuple[Any, ...], Any] = {}
 
     def once(self, key: Tuple[Any, ...], compute: Callable[[], T]) -> T:
@@ -121,10 +120,11 @@ class Source:
         return self._traced(manifest)[1]
 
     def _traced(self, manifest: Manifest) -> Tuple[ir.Model, TracedConstants]:
-        if manifest.signature not in self._graphs:
+        def traced() -> Tuple[ir.Model, TracedConstants]:
             self.say(Step(f"{manifest.target}: tracing"))
-            self._graphs[manifest.signature] = _traced(self.model, manifest, self.on_grid)
-        return self._graphs[manifest.signature]
+            return _traced(self.model, manifest, self.on_grid)
+
+        return self.once(("graph", manifest.signature), traced)
 
 
 def _traced(
@@ -139,7 +139,7 @@ def _traced(
     graph = program.model.graph
     _complete(graph)
     constants = TracedConstants(graph)
-    _read_through_nodes(graph, _initializers(module, model, on_grid))
+    _read_through_nodes(graph, module, model, on_grid)
     turned = _transposed_weights(graph)
     program.optimize()
     for value, name in turned.items():
@@ -230,19 +230,9 @@ def _turns(node: ir.Node) -> bool:
     return order is None or list(order.as_ints()) == [1, 0]
 
 
-def _initializers(
-    module: torch.nn.Module, model: Model, on_grid: Mapping[str, OnGrid]
-) -> Dict[str, str]:
-    """Return parameters of `model` by their names in `module`; a tied one has several."""
-    known = {id(parameter): name for name, parameter in model.named_parameters() if name in on_grid}
-    return {
-        name: known[id(parameter)]
-        for name, parameter in module.named_parameters(remove_duplicate=False)
-        if id(parameter) in known
-    }
-
-
-def _read_through_nodes(graph: ir.Graph, names: Mapping[str, str]) -> None:
+def _read_through_nodes(
+    graph: ir.Graph, module: torch.nn.Module, model: Model, on_grid: Mapping[str, OnGrid]
+) -> None:
     """Put a semantic node OnGrid, which returns its input, between each rounded weight and the
     nodes that read it.
 
@@ -250,12 +240,16 @@ def _read_through_nodes(graph: ir.Graph, names: Mapping[str, str]) -> None:
     Passes of export/targets/builder.py replace it.
 
     Args:
-        names: names of rounded parameters by name of the initializer.
+        module: has the names of the initializers; a tied parameter has several.
+        model: has the names of the rounded parameters.
     """
-    for initializer, name in names.items():
-        if initializer in graph.initializers:
-            weight = graph.initializers[initializer]
-            node = ir.node("OnGrid", [weight], {"name": name}, domain=semantic.DOMAIN)
+    known = {id(parameter): name for name, parameter in model.named_parameters() if name in on_grid}
+    for initializer, parameter in module.named_parameters(remove_duplicate=False):
+        weight = graph.initializers.get(initializer)
+        if weight is not None and id(parameter) in known:
+            node = ir.node(
+                "OnGrid", [weight], {"name": known[id(parameter)]}, domain=semantic.DOMAIN
+            )
             made = node.outputs[0]
             made.name, made.shape, made.type = f"{initializer}.on_grid", weight.shape, weight.type
             weight.replace_all_uses_with(made)

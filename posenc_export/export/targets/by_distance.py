@@ -338,11 +338,13 @@ def picked(op: Builder, node: Attend, mask: Mask) -> Optional[Picked]:
         known = _sign(mask, sums.distances) == -1 and Append.of(sums.numbers)
         return Picked(decays=sums.numbers) if known else None
     pick = Pick.of(node.content)
-    if pick is None or (pick.key_rows is not None and not _appended_alone(pick.key_rows)):
+    rows = None if pick is None else rows_of(op, mask, pick.index)
+    if pick is None or rows is None:
         return None
-    rows = rows_of(op, mask, pick.index)
-    if rows is None:
-        return None
+    if pick.key_rows is not None and (
+        not Append.of(pick.key_rows) or len(pick.key_rows.uses()) > 1
+    ):
+        return None  # nothing else may read the cached rows
     return Picked(
         query_rows=pick.rows,
         key_rows=None if pick.key_rows is None else _by_row(op, pick.key_rows),
@@ -370,11 +372,6 @@ def counts_inside(op: Builder, node: RowsAtCounts) -> bool:
     if not cached or op.dtype != "float32" or attend.readers(AttentionWeights):
         return False
     return node.q is attend.q and node.scale == attend.scale
-
-
-def _appended_alone(rows: ir.Value) -> bool:
-    """Return whether rows are cached, and nothing else reads them."""
-    return Append.of(rows) is not None and len(rows.uses()) == 1
 
 
 def _by_row(op: Builder, rows: ir.Value) -> ir.Value:

@@ -29,11 +29,6 @@ KEYS_PER_ROW = 4
 DIGITS = 16  # numbers of a digit of a distance (packages/kernels)
 
 
-def products(op: Builder, node: graph.Products) -> ir.Value:
-    """Products of queries [B,S,H,D] and grouped keys [B,K,T,D]: [B,H,S,T] float32."""
-    return standard.products_of(op, node, node.q, node.keys)
-
-
 def wave_products(op: Builder, node: graph.WaveProducts) -> ir.Value:
     """Gather rows once for all heads, which are rows of one product: [B,H,S,T]."""
     q, waves = node.q, node.waves
@@ -125,10 +120,6 @@ def sums_between(op: Builder, node: graph.SumsBetween) -> ir.Value:
     after = op.MatMul(numbers, op.Transpose(op.Squeeze(is_after, [1]), perm=[0, 2, 1]))
     sums = op.CumSum(op.Unsqueeze(numbers, [2]), -1, reverse=1, exclusive=1)
     return op.Cast(op.Sub(sums, op.Unsqueeze(after, [3])), to=FLOAT)
-
-
-def suffix_sum(op: Builder, node: graph.SuffixSum) -> ir.Value:
-    return op.CumSum(node.x, -1, reverse=1, exclusive=int(not node.own))
 
 
 def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:

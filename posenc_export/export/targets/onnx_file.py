@@ -295,8 +295,7 @@ def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowe
     module = wrap(source.model, manifest.signature)
     levels, sizes = {} if lowerings.on_device else levels_of(module), manifest.max_positions
     op = Builder(model, manifest.dtype, sizes, source.on_grid, levels, lowerings.on_device)
-    spelled = {"Where": standard.choice_of_booleans, "RMSNormalization": standard.norm_of_one_type}
-    replace_nodes(op, {**standard.GATHERS, **spelled})
+    replace_nodes(op, standard.NODES)
     for table in lowerings.tables:
         lower(op, table)
     weights = _in_few_bits(op, manifest, lowerings.few_bits)

@@ -39,27 +39,31 @@ def attend(op: Builder, node: graph.Attend) -> ir.Value:
     return y
 
 
+# Of operations that take one expression.
+SHORT: Table = {
+    graph.FitPositions: lambda op, of: of.key_positions,
+    graph.Products: lambda op, of: standard.products_of(op, of, of.q, of.keys),
+    graph.WeightedValues: lambda op, of: standard.weighted_sum(op, of, of.weights, of.values),
+    graph.SuffixSum: lambda op, of: op.CumSum(of.x, -1, reverse=1, exclusive=int(not of.own)),
+    graph.Scale: lambda op, of: op.Mul(of.x, op.table(op.constant(of.factor, "float32"))),
+    graph.SelectTokens: lambda op, of: op.GatherND(of.x, op.Unsqueeze(of.index, [2]), batch_dims=1),
+}
 LOWERING: Tuple[Table, ...] = (
     {
+        **SHORT,
         graph.Rotate: standard.rotate,
         graph.AppendPositions: append_positions,
-        graph.FitPositions: standard.as_is,
         graph.RefuseGaps: standard.refuse_gaps,
         graph.Distances: standard.distances,
         graph.Mask: standard.mask,
         graph.Attend: attend,
         graph.AttendTurnedKeys: content.attend_turned_keys,
-        graph.Products: content.products,
         graph.WaveProducts: content.wave_products,
         graph.LayersOfRatio: content.layers_of_ratio,
         graph.Pick: content.pick,
-        graph.SuffixSum: content.suffix_sum,
         graph.SumsBetween: content.sums_between,
         graph.RowsAtCounts: content.rows_at_counts,
         graph.CollectByDistance: content.collect_by_distance,
-        graph.WeightedValues: standard.weighted_values,
-        graph.Scale: standard.scale,
-        graph.SelectTokens: standard.select_tokens,
         graph.Recur: standard.recur,
         graph.GatedDelta: content.scanned,
         graph.Experts: experts.dense,

@@ -50,9 +50,6 @@ def gathered_levels(op: Builder, node: ir.Node) -> Optional[ir.Value]:
     return rows_of_levels(op, table, positions)
 
 
-GATHERS: Mapping[str, NodeLowering] = {"Gather": gathered_levels}
-
-
 def rotate(op: Builder, node: graph.Rotate) -> ir.Value:
     """Rotate packed heads with RotaryEmbedding-23. Position -1 reads row 0; the result belongs to
     padding and is masked.
@@ -124,11 +121,6 @@ def in_dtype(op: Builder, value: ir.Value) -> ir.Value:
         return value
     value.dtype = ir.DataType.FLOAT  # read by in_float; emitted values have no dtype otherwise
     return op.Cast(value, to=int(op.onnx_dtype))
-
-
-def as_is(op: Builder, node: graph.FitPositions) -> ir.Value:
-    """Leave key positions as they are."""
-    return node.key_positions
 
 
 def refuse_gaps(op: Builder, node: graph.RefuseGaps) -> ir.Value:
@@ -211,11 +203,6 @@ def products_of(
     return _grouped(op, node, by_head, columns, queries)
 
 
-def weighted_values(op: Builder, node: graph.WeightedValues) -> ir.Value:
-    """Sum grouped values [B,K,T,D] with weights [B,H,S,T]: [B,S,H*D]."""
-    return weighted_sum(op, node, node.weights, node.values)
-
-
 def weighted_sum(op: Builder, node: Grouped, weights: ir.Value, values: ir.Value) -> ir.Value:
     """Sum values [B,K,T,D] with weights [B,H,S,T] and the heads of a node: [B,S,H*D]."""
     y = _grouped(op, node, weights, in_float(op, values))
@@ -237,14 +224,6 @@ def _grouped(
     if queries is None:
         return op.Reshape(y, [0, node.heads, -1, 0])
     return op.Reshape(y, op.Concat(op.constant([0, node.heads]), queries, [-1], axis=0))
-
-
-def scale(op: Builder, node: graph.Scale) -> ir.Value:
-    return op.Mul(node.x, op.table(op.constant(node.factor, "float32")))
-
-
-def select_tokens(op: Builder, node: graph.SelectTokens) -> ir.Value:
-    return op.GatherND(node.x, op.Unsqueeze(node.index, [2]), batch_dims=1)
 
 
 def recur(op: Builder, node: graph.Recur) -> ir.Value:
@@ -305,3 +284,11 @@ def in_float(op: Builder, value: ir.Value) -> ir.Value:
     ):
         return cast.inputs[0]
     return op.Cast(value, to=FLOAT)
+
+
+# Of standard nodes, by operator.
+NODES: Mapping[str, NodeLowering] = {
+    "Gather": gathered_levels,
+    "Where": choice_of_booleans,
+    "RMSNormalization": norm_of_one_type,
+}
