@@ -9,7 +9,7 @@ import numpy as np
 from posenc_export.export.describe import Model
 from posenc_export.export.expected import eager_session, expected_outputs
 from posenc_export.export.quantization.formats import MIXED, format_of
-from posenc_export.export.quantization.samples import MeasuredText, Sample, is_default
+from posenc_export.export.quantization.samples import Sample, is_default
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact.certificate import FAILED, FORM
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -32,7 +32,7 @@ class Inputs(NamedTuple):
     model: Model  # the float32 module, with weights that are not rounded
     sample: Optional[Sample]  # calibration data that weights were rounded with; None for none
     # None measures outputs on the inputs of the reference, random tokens or random numbers.
-    text: Optional[MeasuredText]
+    text: Optional[Sample]
     most: float  # largest perplexity over that of `model`
     formats: Optional[Mapping[str, str]] = None  # of each rounded weight, if a size chose them
 
@@ -48,11 +48,10 @@ def measured(folder: Path, manifest: Manifest, inputs: Inputs, say: Progress) ->
         loss = _of_reference(loaded.session(), inputs.model, manifest)
         name, digest = "random tokens" if manifest.vocabulary else "random numbers", ""
     else:
-        sample = inputs.text.sample
-        length = sample.windows.shape[1]
+        length = inputs.text.windows.shape[1]
         session = loaded.session(capacity=length)
-        loss = _of_text(session, eager_session(inputs.model, length), sample, say)
-        name, digest = inputs.text.name, sample.sha256
+        loss = _of_text(session, eager_session(inputs.model, length), inputs.text, say)
+        name, digest = inputs.text.name, inputs.text.sha256
         _check_loss(loss, manifest, inputs, inputs.text)
     exact = max(error for name, error in cells.items() if name.startswith(FORM))
     measured_on = {"inputs": name, "sha256": digest, "exact": exact, "exact_tolerance": tolerance}
@@ -147,7 +146,7 @@ def _short(number: float) -> float:
     return float(f"{number:.5g}")
 
 
-def _check_loss(loss: Loss, manifest: Manifest, inputs: Inputs, text: MeasuredText) -> None:
+def _check_loss(loss: Loss, manifest: Manifest, inputs: Inputs, text: Sample) -> None:
     """Raise ValueError for a loss above the limit."""
     if loss.ratio <= inputs.most:
         return

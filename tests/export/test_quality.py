@@ -53,7 +53,7 @@ def test_the_perplexity_of_float32_is_that_of_the_module_on_the_text(made: Quali
     chosen = samples.with_text(None, None, model)[1]
     assert chosen is not None
     nats = []
-    for window in chosen.sample.windows:
+    for window in chosen.windows:
         logits = eager_session(model).prefill(window[None])[0].astype(np.float64)
         nats += [
             math.log(np.exp(row).sum()) - row[token]
@@ -87,8 +87,8 @@ def test_windows_of_calibration_data_are_held_out_to_measure_the_loss(tmp_path: 
         kept is not None and measured is not None and measured.name == "held-out calibration text"
     )
     assert (
-        len(kept.windows) + len(measured.sample.windows) == len(sample.windows)
-        and len(measured.sample.windows) == 6
+        len(kept.windows) + len(measured.windows) == len(sample.windows)
+        and len(measured.windows) == 6
     )
     np.testing.assert_array_equal(kept.windows, sample.kept(kept.described.tokens).windows)
 
@@ -102,7 +102,7 @@ def test_a_given_text_is_measured_and_all_calibration_data_is_used(tmp_path: Pat
         kept is sample
         and measured is not None
         and measured.name == "text"
-        and len(measured.sample.windows) == samples.MOST
+        and len(measured.windows) == samples.MOST
     )
 
 
@@ -180,15 +180,15 @@ def _with_tokenizer() -> Any:
 def test_windows_begin_with_tokens_of_the_tokenizer_that_are_not_measured() -> None:
     model = _with_tokenizer()
     chosen = samples.with_text(None, None, model)[1]
-    assert chosen is not None and chosen.sample.first == 1 and chosen.sample.bytes_of_token == 1.0
+    assert chosen is not None and chosen.first == 1 and chosen.bytes_of_token == 1.0
     assert (
-        (chosen.sample.windows[:, 0] == 256).all()
-        and (chosen.sample.windows[:, 1:] < 256).all()
-        and chosen.sample.windows.shape[1] == 48
+        (chosen.windows[:, 0] == 256).all()
+        and (chosen.windows[:, 1:] < 256).all()
+        and chosen.windows.shape[1] == 48
     )
-    result = quality._of_text(*(eager_session(model) for _ in range(2)), chosen.sample)
+    result = quality._of_text(*(eager_session(model) for _ in range(2)), chosen)
     assert (
-        result.tokens == chosen.sample.windows[:, 1:].size
+        result.tokens == chosen.windows[:, 1:].size
         and result.ratio == 1
         and result.same == result.tokens
     )

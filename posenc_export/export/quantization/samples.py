@@ -38,6 +38,7 @@ class Sample:
     sha256: str  # digest of the content
     first: int = 0  # number of tokens that begin a text, such as 1 for a beginning-of-text token
     bytes_of_token: float = 1.0  # mean length of a token of the text in bytes
+    name: str = ""  # of a text that a loss is measured on: FILE, HELD_OUT or PACKAGE
 
     @property
     def described(self) -> Calibration:
@@ -140,17 +141,9 @@ def _numbers(path: Path, width: int) -> np.ndarray:
     return rows
 
 
-@dataclasses.dataclass(frozen=True)
-class MeasuredText:
-    """The text that a loss is measured on."""
-
-    name: str  # what it is: FILE, HELD_OUT or PACKAGE
-    sample: Sample  # its windows
-
-
 def with_text(
     sample: Optional[Sample], given: Union[str, Path, None], model: Model, tokens: int = TOKENS
-) -> Tuple[Optional[Sample], Optional[MeasuredText]]:
+) -> Tuple[Optional[Sample], Optional[Sample]]:
     """Return the calibration data that weights are rounded with, and the text that the loss is
     measured on.
 
@@ -167,18 +160,17 @@ def with_text(
                 "encoder, for a text to measure it on, got another; omit the text"
             )
         text = read(given, model, "text")
-        return sample, MeasuredText(FILE, _spread(text, MOST))
+        return sample, _spread(text, MOST, FILE)
     if not reads_text(model):
         return sample, None
     if sample is not None and len(sample.windows) >= SHARE:
         count = min(HELD_WINDOWS, len(sample.windows) // SHARE)
-        parts = (sample.windows[:-count], sample.windows[-count:])
-        kept, held_out = (dataclasses.replace(sample, windows=part) for part in parts)
-        return kept, MeasuredText(HELD_OUT, held_out)
+        held_out = dataclasses.replace(sample, windows=sample.windows[-count:], name=HELD_OUT)
+        return dataclasses.replace(sample, windows=sample.windows[:-count]), held_out
     text = of_text(TEXT.read_bytes(), model)
     if not len(text.windows):
         return sample, None  # its tokenizer reads the text as too few tokens
-    return sample, MeasuredText(PACKAGE, _spread(text, -(-tokens // text.windows.shape[1])))
+    return sample, _spread(text, -(-tokens // text.windows.shape[1]), PACKAGE)
 
 
 def default_sample(model: Model) -> Optional[Sample]:
@@ -201,7 +193,7 @@ def reads_text(model: Model) -> bool:
     return manifest.decodes and bool(manifest.states) and not manifest.encoder and known
 
 
-def _spread(text: Sample, most: int) -> Sample:
+def _spread(text: Sample, most: int, name: str) -> Sample:
     """Return at most `most` windows, evenly spread over a text, so that all of its parts count."""
     chosen = np.linspace(0, len(text.windows) - 1, min(most, len(text.windows))).astype(int)
-    return dataclasses.replace(text, windows=text.windows[chosen])
+    return dataclasses.replace(text, windows=text.windows[chosen], name=name)
