@@ -94,23 +94,16 @@ def layers_of_ratio(op: Builder, node: graph.LayersOfRatio) -> ir.Value:
 def pick(op: Builder, node: graph.Pick) -> ir.Value:
     """Entries of rows of queries, and of keys times a factor: [B,H,S,T], as ops.pick."""
     terms = []
+    of_heads = [1, size(node.output, 1), 1, 1]
     if node.rows is not None:
-        index = _for_every_head(op, node.index, node.rows)
+        index = op.Expand(node.index, of_heads)
         terms.append(op.GatherElements(node.rows, index, axis=-1))
     if node.key_rows is not None:
-        by_key = op.Transpose(node.index, perm=[0, 1, 3, 2])
-        index = _for_every_head(op, by_key, node.key_rows)
+        index = op.Expand(op.Transpose(node.index, perm=[0, 1, 3, 2]), of_heads)
         of_keys = op.GatherElements(node.key_rows, index, axis=-1)
         by_query = op.Transpose(of_keys, perm=[0, 1, 3, 2])
         terms.append(op.Mul(by_query, op.constant(node.factor, "float32")))
     return functools.reduce(op.Add, terms)
-
-
-def _for_every_head(op: Builder, index: ir.Value, like: ir.Value) -> ir.Value:
-    """Expand index [B,1 or H,S,T] to [B,H,S,T], with H taken from like."""
-    known = like.shape is not None and isinstance(like.shape[1], int)
-    heads = op.constant([size(like, 1)]) if known else op.Shape(like, start=1, end=2)
-    return op.Expand(index, op.Concat(op.constant([1]), heads, [1, 1], axis=0))
 
 
 def sums_between(op: Builder, node: graph.SumsBetween) -> ir.Value:
@@ -128,10 +121,9 @@ def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
     queries = op.Unsqueeze(node.positions, [1, 3])
     distances = op.Sub(op.Unsqueeze(node.key_positions, [1, 2]), queries)
     index = op.Add(op.Clip(distances, -left, right), left)
-    leading = op.Slice(op.Shape(weights), [0], [3])
-    shape = op.Concat(leading, [left + right + 1], axis=0)
+    shape = op.Concat(op.Shape(weights, start=0, end=3), [left + right + 1], axis=0)
     zeros = op.Expand(op.constant(0, "float32"), shape)
-    index = _for_every_head(op, index, weights)
+    index = op.Expand(index, [1, size(node.output, 1), 1, 1])
     return op.ScatterElements(zeros, index, weights, axis=-1, reduction="add")
 
 

@@ -186,12 +186,9 @@ def _with_sinks(
     front = [op.constant([1, 0]), op.constant(0, "float32"), op.constant([2])]
     keys, values = (op.Pad(value, *front) for value in (keys, values))
     sinks = op.Unsqueeze(in_float(op, node.sinks), [0, 2, 3])
-    shape = op.Shape(mask)
-    heads = op.constant([node.heads])
-    rows, queries, columns = (op.Gather(shape, [axis]) for axis in (0, 2, 3))
-    for_sinks = op.Concat(rows, heads, queries, [1], axis=0)
-    for_mask = op.Concat(rows, heads, queries, columns, axis=0)
-    return keys, values, op.Concat(op.Expand(sinks, for_sinks), op.Expand(mask, for_mask), axis=3)
+    rows, queries = (op.Shape(mask, start=axis, end=axis + 1) for axis in (0, 2))
+    of_sinks = op.Expand(sinks, op.Concat(rows, [1], queries, [1], axis=0))
+    return keys, values, op.Concat(of_sinks, op.Expand(mask, [1, node.heads, 1, 1]), axis=3)
 
 
 def products_of(
