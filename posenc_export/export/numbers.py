@@ -437,23 +437,17 @@ class _Comparison:
 
     def _held(self) -> None:
         """Report parameters that the file does not hold. Equal constants are stored once."""
-        seen = {id(self.expected.tensors[n]) for n in self.expected.seen & set(self.tensors)}
-        missing = {n: t for n, t in self.tensors.items() if id(t) not in seen}
-        by_shape: Dict[Tuple[int, ...], List[str]] = {}
-        if missing:
-            for name in self.expected.seen & set(self.tensors):
-                by_shape.setdefault(tuple(self.tensors[name].shape), []).append(name)
-        for name, tensor in missing.items():
+        seen = [self.tensors[name] for name in self.expected.seen & self.tensors.keys()]
+        held = {id(tensor) for tensor in seen}
+        for name, tensor in self.tensors.items():
+            if id(tensor) in held:
+                continue
             if name not in self.expected.traced.read:
                 self.skipped[name] = "no operation of the module reads it"
                 continue
             numbers = numbers_of(tensor)
-            equal = [
-                other
-                for other in by_shape.get(tuple(tensor.shape), [])
-                if _equal(numbers_of(self.tensors[other]), numbers)
-            ]
-            if equal:
+            alike = (numbers_of(other) for other in seen if other.shape == tensor.shape)
+            if any(_equal(other, numbers) for other in alike):
                 self.compared += numbers.size
             elif not tensor.is_floating_point():
                 self.skipped[name] = "whole numbers, which the graph holds as rows by distance"

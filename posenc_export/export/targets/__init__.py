@@ -1,8 +1,8 @@
 """The writers of graphs, by target."""
 
-import functools
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Tuple
+from typing import Callable, Dict, Tuple
 
 from posenc_export.export.targets import onnx_growing, onnx_static, ort
 from posenc_export.export.targets.onnx_file import Lowerings, write_onnx
@@ -18,19 +18,15 @@ from posenc_export.runtime.graphs import kernel_library
 Write = Callable[[Source, Manifest, Path], Manifest]
 
 
-def _onnx(*lowerings: Any) -> Write:
-    return functools.partial(write_onnx, lowerings=Lowerings(*lowerings))
-
-
 def runnable() -> Tuple[str, ...]:
     """Return the targets that what is installed can run: ort-native needs posenc-export-kernels."""
     return tuple(t for t in TARGETS if t != "ort-native" or kernel_library.path() is not None)
 
 
 WRITERS: Dict[str, Write] = {
-    "onnx": _onnx(onnx_growing.LOWERING, Standard),
-    "onnx-static": _onnx(onnx_static.LOWERING, Standard),
-    "ort": _onnx(ort.LOWERING, Fused, ort.FUSIONS),
+    "onnx": partial(write_onnx, lowerings=Lowerings(onnx_growing.LOWERING, Standard)),
+    "onnx-static": partial(write_onnx, lowerings=Lowerings(onnx_static.LOWERING, Standard)),
+    "ort": partial(write_onnx, lowerings=Lowerings(ort.LOWERING, Fused, ort.FUSIONS)),
     "ort-native": ort.write_native,
     "torchscript": write_torchscript,
     "pt2": write_pt2,
