@@ -38,7 +38,6 @@ from posenc_export.models.layer import Layer
 from posenc_export.models.parameters import sharing_weights
 from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import LayerNorm, RMSNorm
-from posenc_export.models.stack import Stack
 from posenc_export.runtime.artefact.rules import keys_and_values
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded
@@ -158,17 +157,12 @@ class Watching(TorchFunctionMode):
 def moments(model: Model, sample: Sample, say: Progress = silent) -> Iterator[Dict[str, Tensor]]:
     """Yield the mean of x x' [K,K] float64 of each layer's inputs x; a pass per group of MEMORY."""
     layers, same = linear_layers(model), with_same_input(model)
-    whole = not isinstance(model, Stack)  # of a Stack, nothing reads what its head computes
     for group in _groups({name: part for name, part in layers.items() if name not in same}):
         sizes = {name: weight.size(1) for name, weight in group.items()}
         sums = {name: torch.zeros(n, n, dtype=torch.float64) for name, n in sizes.items()}
-        heads = {name for name in group if not whole and name.startswith("head.")}
-        watchers = [
-            (Use(weight, True), _add_to(sums[name], weight.size(0) if name in heads else 0))
-            for name, weight in group.items()
-        ]
+        watchers = [(Use(weight, True), _add_to(sums[name])) for name, weight in group.items()]
         with Watching(watchers):
-            run(model, sample, say, "measuring inputs of weights", head=whole or bool(heads))
+            run(model, sample, say, "measuring inputs of weights", head=True)
         for total in sums.values():
             total /= sample.described.tokens
         yield sums | {name: sums[first] for name, first in same.items() if first in sums}
@@ -186,15 +180,13 @@ def _groups(layers: Mapping[str, Tensor]) -> Iterator[Dict[str, Tensor]]:
     yield group
 
 
-def _add_to(total: Tensor, zeros: int) -> Watcher:
-    """Return a watcher that adds x x' of every token x that a layer reads to a total. zeros: of its
-    outputs, if they are not computed; 0 computes them.
-    """
+def _add_to(total: Tensor) -> Watcher:
+    """Return a watcher that adds x x' of every token x that a layer reads to a total."""
 
     def add(x: Tensor, compute: Callable[[], Tensor]) -> Tensor:
         rows = x.flatten(0, -2)
         total.add_(rows.T @ rows)
-        return x.new_zeros(1).expand(*x.shape[:-1], zeros) if zeros else compute()
+        return compute()
 
     return add
 
