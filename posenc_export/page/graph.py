@@ -93,11 +93,11 @@ def check_calls(
 def _opened(path: Path, manifest: Manifest) -> Any:
     import onnxruntime
 
-    from posenc_export.runtime.graphs import integer_products
+    from posenc_export.runtime.graphs import ort_options
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    integer_products.keep_exact(options, manifest.operators)
+    ort_options.keep_exact(options, manifest.operators)
     return onnxruntime.InferenceSession(utf8(path), options, providers=["CPUExecutionProvider"])
 
 

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from posenc_export.runtime.session import errors
-from posenc_export.runtime.session.model import Model, check_embeds, embed, longest, rows_of
+from posenc_export.runtime.session.model import Model, check_embeds, embed, rows_of
 from posenc_export.serve import http
 from posenc_export.serve.access import Access
 from posenc_export.serve.protocol import FAST, Fields, Ids
@@ -112,7 +112,8 @@ def application(name: str, model: Model, limits: Limits, access: Access = Access
     async def embeddings(request: Request) -> Response:
         return await embedder.embed(request)
 
-    http.add_models(routes, name, longest(model), model.manifest)
+    longest = model.cutting_tokenizer.most or int(model.manifest.max_positions)
+    http.add_models(routes, name, longest, model.manifest)
     title = f"Embeddings of {name}, as in OpenAI's API."
     remedy = f"POST /v1/embeddings embeds texts, since {name} is an encoder"
     return http.application(title, access, routes, remedy)

@@ -36,7 +36,7 @@ def captured(
         return {"capture": "the caches grow"}
     with warnings.catch_warnings(record=True) as warned:
         model = load(folder, provider="cuda", check=False)
-        if not model.graph.steps.ids.most:
+        if not model.graph.steps.most:
             return {
                 "capture": _refusal(folder, str(warned[0].message) if warned else "load does not")
             }

@@ -24,25 +24,6 @@ MOST_GRAPHS = 64  # of a loaded graph: ONNX Runtime 1.31 does not release graphs
 Launch = Callable[[], None]
 
 
-class GraphIds:
-    """At most `most` ids of captured steps: one for each set of addresses and shapes."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._ids: Dict[Hashable, int] = {}
-
-    def of(self, bound: Hashable) -> int:
-        """Return the id of a step with these addresses and shapes; UNCAPTURED if none is left."""
-        if bound not in self._ids and len(self._ids) < self.most:
-            self._ids[bound] = len(self._ids) + 1
-        return self._ids.get(bound, UNCAPTURED)
-
-    def stop(self) -> None:
-        """Let all further steps be uncaptured."""
-        self.most = 0
-        self._ids.clear()
-
-
 class DeviceCopies:
     """Copies on the device of arrays that do not change, each kept as long as its array."""
 
@@ -72,10 +53,11 @@ class DeviceSteps:
 
     def __init__(self, session: Any, captures: bool) -> None:
         self.session, self.copies = session, DeviceCopies()
-        self.ids = GraphIds(MOST_GRAPHS if captures else 0)
+        self.most = MOST_GRAPHS if captures else 0  # captured steps
         self.uncaptured = _options(UNCAPTURED) if captures else None
         self._memories: Dict[Shape, StepMemory] = {}
         self._slots: Dict[int, np.ndarray] = {}
+        self._ids: Dict[Hashable, int] = {}
 
     def prepare(
         self,
@@ -104,8 +86,14 @@ class DeviceSteps:
         total = int(feeds[ON_HOST]) if ON_HOST in feeds else 0
         fetch = buffers.to_host(result, pointer)
         key = (shapes, total, tuple(states))
-        number = self.ids.of(key) if result.shape[1] == 1 else UNCAPTURED
+        number = self.id_of(key) if result.shape[1] == 1 else UNCAPTURED
         return self._launch(bind(addresses, pointer), number, update, fetch)
+
+    def id_of(self, bound: Hashable) -> int:
+        """Return the id of a step with these addresses and shapes; UNCAPTURED if none is left."""
+        if bound not in self._ids and len(self._ids) < self.most:
+            self._ids[bound] = len(self._ids) + 1
+        return self._ids.get(bound, UNCAPTURED)
 
     def _staged(self, feeds: Feeds, result: np.ndarray) -> Tuple[Dict[str, int], Launch, int]:
         """Return the addresses of inputs and of the output on the device, and a function that
@@ -149,17 +137,13 @@ class DeviceSteps:
                 except errors.RUN_ERRORS as error:
                     if options is uncaptured:
                         raise
-                    self._stop(error)
-                    options = uncaptured
+                    if self.most:
+                        warn_uncaptured(error)
+                    self.most, self._ids, options = 0, {}, uncaptured
                     run(binding, options)  # a step may be repeated: it writes the same slots
                 fetch()
 
         return launch
-
-    def _stop(self, error: BaseException) -> None:
-        if self.ids.most:
-            warn_uncaptured(error)
-        self.ids.stop()
 
 
 def warn_uncaptured(error: BaseException) -> None:

@@ -2,12 +2,18 @@
 
 import functools
 import warnings
-from typing import Any, Collection, Optional, Sequence, Tuple
+from pathlib import Path
+from typing import Any, Collection, Dict, Optional, Sequence, Tuple
 
+import numpy as np
 import onnxruntime
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.graphs import cuda, integer_products, kernel_library
+from posenc_export.runtime.graphs import cuda, kernel_library
+from posenc_export.runtime.graphs.onnx_files import NEWER, older, version
+from posenc_export.runtime.graphs.onnx_nodes import Nodes
+from posenc_export.runtime.graphs.onnx_parts import constant, new_node, opened, serialised
+from posenc_export.shared.refusal import refusal
 
 # SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and LayerNormalization
 # that it replaces (ONNX Runtime 1.31, widths 256 to 1536).
@@ -19,6 +25,10 @@ EIGHT_BITS = ("session.disable_quant_qdq", "1")
 # Products of half precision and few bits by the kernels of TensorRT-LLM, where N, K and the block
 # allow it; ONNX Runtime's own otherwise.
 MIXED_PRODUCTS = ("ep.cuda.fpa_intb_gemm", "1")
+INTEGERS = "MatMulIntegerToFloat"  # exact sums of products of unsigned with signed bytes
+EXACT = ("session.x64quantprecision", "1")  # products of unsigned bytes, which take longer
+SINCE = "1.30"  # version of ONNX Runtime; with EXACT, earlier ones abort the process
+SIZE, TOKENS = 64, (1, 4)  # of the products that are tried; one token has kernels of its own
 # Operators of target ort that have no float32 kernel for CUDA, or one with other rules.
 HOST_ONLY = {"GroupQueryAttention", "MoE", "QMoE", kernel_library.OPERATOR}
 PROVIDERS = {
@@ -103,7 +113,7 @@ def options_of(
     # Under ALiBi, attention weights of distant keys are below 1e-38. As subnormal numbers they slow
     # the product with the values by 1.7x at 8192 keys.
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
-    integer_products.keep_exact(options, operators)
+    keep_exact(options, operators)
     for entry in entries:
         options.add_session_config_entry(*entry)
     if native:
@@ -111,3 +121,37 @@ def options_of(
     if threads:
         options.intra_op_num_threads = threads
     return options
+
+
+def keep_exact(options: Any, operators: Collection[str]) -> None:
+    """Let a session compute exact sums in MatMulIntegerToFloat, if it is one of the operators of
+    its graph: with the option, ONNX Runtime 1.31 cannot run DequantizeLinear of int8 weights with a
+    scale for each output.
+
+    Raises:
+        ValueError: an ONNX Runtime older than SINCE.
+    """
+    if INTEGERS in operators and saturates():
+        if older(SINCE):
+            rule = f"ONNX Runtime {SINCE} or newer for {INTEGERS} without VNNI"
+            raise refusal("runtime", rule, version(), NEWER)
+        options.add_session_config_entry(*EXACT)
+
+
+@functools.cache
+def saturates() -> bool:
+    """Return whether ONNX Runtime limits sums of two products to 16 bits here, as the instruction
+    vpmaddubsw does that it chooses for processors with AVX2 or AVX-512 and without VNNI.
+    """
+    numbers: Dict[str, np.ndarray] = {
+        "w": np.full((SIZE, SIZE), 127, np.int8),
+        "one": np.ones(1, np.float32),
+        "point": np.zeros(1, np.uint8),
+    }
+    constants = {name: constant(name, array) for name, array in numbers.items()}
+    graph = Nodes(constants=constants, opsets={"": 21, "com.microsoft": 1})
+    names = ["x", "w", "one", "one", "point"]
+    node = new_node(INTEGERS, names, ["y"], domain="com.microsoft")
+    session = opened(serialised(graph, [node], ["y"], free={"x": "uint8"}), Path("."))
+    largest = [np.full((tokens, SIZE), 255, np.uint8) for tokens in TOKENS]
+    return any((session.run(None, {"x": x})[0] != SIZE * 255 * 127).any() for x in largest)

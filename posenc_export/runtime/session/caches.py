@@ -282,10 +282,11 @@ class Caches:
         grown = self.written.max(initial=0) if self.lazy else self.extent
         return self.empty() if grown > (FIRST if self.lazy else self.fitting(1)) else self
 
-    def empty(self) -> "Caches":
-        """Return caches of no rows, without memory."""
-        caches = self._copy()
-        caches._allocate(0, 0)
+    def empty(self, rows: int = 0, extent: int = 0) -> "Caches":
+        """Return caches of some size that have no memory yet."""
+        caches = object.__new__(Caches)
+        caches.__dict__.update(self.__dict__)
+        caches._allocate(rows, extent)
         return caches
 
     def fork(self, slots: int, turn: int) -> "Caches":
@@ -309,19 +310,13 @@ class Caches:
         shorter = state.window and self.window.size
         return shape_of(state, rows, min(slots, self.window.slots) if shorter else slots)
 
-    def _copy(self) -> "Caches":
-        caches = object.__new__(Caches)
-        caches.__dict__.update(self.__dict__)
-        return caches
-
     def _resized(
         self, rows: int, extent: int, slots: int, turn: int, reuse: bool = True
     ) -> "Caches":
         """Return caches of other sizes with the same content, of states in place `slots` slots.
         reuse: whether they share buffers whose sizes stay the same.
         """
-        caches = self._copy()
-        caches._allocate(rows, extent)
+        caches = self.empty(rows, extent)
         caches.written[: self.rows] = np.minimum(self.written[:rows], slots)
         filled = self.written[:rows].clip(max=slots).tolist()
         shapes: Dict[Any, Shape] = {}

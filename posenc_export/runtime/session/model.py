@@ -409,11 +409,6 @@ def check_embeds(manifest: Manifest) -> None:
         raise refusal("embed", f"an artefact with output {OUTPUT}", last, remedy)
 
 
-def longest(model: Any) -> int:
-    """Return the tokens at which the tokenizer cuts a text; the range of positions otherwise."""
-    return model.cutting_tokenizer.most or int(model.manifest.max_positions)
-
-
 def groups(lengths: Sequence[int], batch: int) -> List[List[int]]:
     """Return the indices of rows to read together, longest first: as many rows of similar length as
     `batch` tokens with their padding, at least one.

@@ -99,10 +99,14 @@ class Reading:
         return tokens._replace(planes={**tokens.planes, "grid": grid})
 
     def runs(self, rows: Rows, tokens: RowTokens) -> List[RowTokens]:
-        """Return the tokens of each run of the graph: those of all rows, of which the longest fills
-        all columns; if the graph continues a single row at a time, those of each row, and of
-        neighbours that read a token each.
+        """Return the tokens of each run of the graph: those of all rows, without the first and last
+        ones that read none, of which the longest fills all columns; if the graph continues a single
+        row at a time, those of each row, and of neighbours that read a token each.
         """
+        by_columns, runs = rows.caches.by_columns, []
+        if not (by_columns or tokens.counts.all()):
+            filled = np.flatnonzero(tokens.counts)
+            tokens = tokens.part(int(filled[0]), int(filled[-1]) + 1)
         counts, new = tokens.counts, int(tokens.counts.max())
         # With S > 1, a row without new tokens cannot share the run: its padding would be written
         # over its last token.
@@ -110,7 +114,6 @@ class Reading:
         together = together or not rows.length[tokens.rows].any()
         if self.manifest.continuation_rows != 1 or together:
             return [tokens]
-        runs, by_columns = [], rows.caches.by_columns
 
         def joint(row: int) -> int:
             return -1 if counts[row] == 1 and not by_columns else row
@@ -165,30 +168,23 @@ class Reading:
         outputs of requested ones to `outputs` [n,C,*], and return the rows after the call.
         """
         length, caches, turn = rows.length, rows.caches, rows.turn
-        by_columns = caches.by_columns
+        counts, by_columns = tokens.counts, caches.by_columns
         if self.manifest.axes:
             tokens = self.with_coordinates(rows, tokens)
-        if not (by_columns or tokens.counts.all()):
-            filled = np.flatnonzero(tokens.counts)
-            begin, end = int(filled[0]), int(filled[-1]) + 1
-            tokens, outputs = tokens.part(begin, end), outputs[begin:end]
-        part, counts, new = tokens.rows, tokens.counts, int(tokens.counts.max())
         if rows.histories:
             rows.record(tokens)
-        caches.mark_written(part, new + (rows.used if by_columns else length[part]))
-        idle = set(range(rows.count)) if rows.histories else set()
+            for memory in caches.of(REPLACED):  # rows that no run feeds keep their states
+                memory.buffers[1 - turn].copy_rows(0, memory.buffers[turn], 0, rows.count)
         for run in self.runs(rows, tokens):
-            begin, end = run.rows.start - part.start, run.rows.stop - part.start
-            self._run(rows, run, outputs[begin:end])
-            idle.difference_update(range(run.rows.start, run.rows.stop))
-        for row in idle:  # which runs have not copied to the buffers that they write
-            for memory in caches.of(REPLACED):
-                memory.buffers[1 - turn].copy_rows(row, memory.buffers[turn], row, 1)
+            part, new = run.rows, run.x.shape[1]
+            caches.mark_written(part, new + (rows.used if by_columns else length[part]))
+            first = tokens.rows.start
+            self._run(rows, run, outputs[part.start - first : part.stop - first])
         length = length.copy()
-        length[part] += counts
+        length[tokens.rows] += counts
         if not by_columns:
             return rows.replace(length=length, turn=1 - turn)
-        inside = np.arange(new)[None] < counts[:, None]
+        inside = np.arange(int(counts.max()))[None] < counts[:, None]
         occupied = np.concatenate((rows.occupied, inside), axis=1)
         return rows.replace(length=length, occupied=occupied, turn=1 - turn)
 

@@ -29,7 +29,7 @@ from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.ops import graph as semantic
 from posenc_export.runtime import verify as verify_here
 from posenc_export.runtime.artefact.certificate import FORM
-from posenc_export.runtime.graphs import integer_products
+from posenc_export.runtime.graphs import ort_options
 from posenc_export.shared.numerics import SAFETY, rounding_noise, tolerance, worst_error
 from tests.cases import choice
 from tests.models.checkpoints import saved
@@ -326,7 +326,7 @@ def _product(
 
 def _run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
     options, provider = onnxruntime.SessionOptions(), "CPUExecutionProvider"
-    integer_products.keep_exact(options, {node.op_type for node in model.graph.node})
+    ort_options.keep_exact(options, {node.op_type for node in model.graph.node})
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, [provider])
     return session.run(None, {"x": x})[0]
 

@@ -14,7 +14,7 @@ from posenc_export.export import Sources, export
 from posenc_export.export.read_module import ReadAs
 from posenc_export.runtime import Model, Session, load
 from posenc_export.runtime.graphs import cuda_steps
-from posenc_export.runtime.graphs.cuda_steps import ON_HOST, UNCAPTURED, DeviceSteps, GraphIds
+from posenc_export.runtime.graphs.cuda_steps import ON_HOST, UNCAPTURED, DeviceSteps
 from posenc_export.runtime.session import buffers
 from posenc_export.runtime.verification.grid_inputs import encoder_rows
 from tests.cases import choice
@@ -202,7 +202,7 @@ def test_a_graph_that_is_replayed_for_other_caches_is_found(
 ) -> None:
     """A planted fault: ids that depend on the number of rows alone."""
     folder = artefact(decoder("rope"), "ort-cuda")
-    monkeypatch.setattr(GraphIds, "of", lambda self, bound: bound[0][0][2][0])
+    monkeypatch.setattr(DeviceSteps, "id_of", lambda self, bound: bound[0][0][2][0])
     assert "fork" in differing(capturing(folder)[0], folder)
 
 
@@ -231,10 +231,9 @@ def test_a_capture_that_fails_runs_uncaptured_with_one_warning(bindings: List[st
 
 
 def test_ids_are_those_of_equal_addresses_and_end_at_the_limit() -> None:
-    ids = GraphIds(2)
-    assert [ids.of((name, 1)) for name in "abacb"] == [1, 2, 1, UNCAPTURED, 2]
-    ids.stop()
-    assert ids.of(("a", 1)) == UNCAPTURED
+    steps = DeviceSteps(None, captures=True)
+    steps.most = 2
+    assert [steps.id_of((name, 1)) for name in "abacb"] == [1, 2, 1, UNCAPTURED, 2]
 
 
 @pytest.mark.xdist_group("alibi")

@@ -290,11 +290,11 @@ def test_without_a_folder_contracts_are_tried_each_time(
 def test_a_kernel_that_ends_the_process_is_refused(
     empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from posenc_export.runtime.graphs import integer_products
+    from posenc_export.runtime.graphs import ort_options
 
-    whole = next(kernel for kernel in LISTED if kernel.operator == integer_products.OPERATOR)
-    monkeypatch.setattr(integer_products, "saturates", lambda: True)
-    monkeypatch.setattr(integer_products, "older", lambda version: True)
+    whole = next(kernel for kernel in LISTED if kernel.operator == ort_options.INTEGERS)
+    monkeypatch.setattr(ort_options, "saturates", lambda: True)
+    monkeypatch.setattr(ort_options, "older", lambda version: True)
     (result,) = suite.results([whole])
     assert "ONNX Runtime 1.30 or newer" in result.missing and not empty.exists()
 

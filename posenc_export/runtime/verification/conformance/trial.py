@@ -95,7 +95,7 @@ class Trial(NamedTuple):
 
 def opened(trial: Trial, threads: Optional[int]) -> Run:
     """Open a kernel alone, with the options of artefacts. threads: per operator; None uses all
-    cores. Raise ValueError for a kernel that ends the process (integer_products.py).
+    cores. Raise ValueError for a kernel that ends the process (ort_options.keep_exact).
     """
     stored, outputs = {value.name: value for value in trial.constants}, trial.nodes[-1].outputs
     graph = Nodes(constants=stored, opsets={"": trial.kernel.opset, **DOMAINS})
