@@ -44,8 +44,8 @@ class Prompt:
     """Checked arguments of a prefill, without padding."""
 
     tokens: RowTokens  # of all rows
-    start: Numbers  # as passed, like the two arguments of the encoder
-    encoder: Tuple[Optional[Inputs], Optional[np.ndarray]]
+    start: Numbers  # as passed, like `encoder`
+    encoder: Optional[Inputs]
     # Column of each row's first token in the caller's input [B]; None for the first one
     begins: Optional[np.ndarray]
     chunk: int  # largest number of tokens of a row to feed at a time, at most that of any row
@@ -98,7 +98,6 @@ def check_prefill(
     grid: Optional[np.ndarray] = None,
     token_types: Optional[np.ndarray] = None,
     encoder: Optional[Inputs] = None,
-    encoder_attention_mask: Optional[np.ndarray] = None,
     logits_to_keep: Optional[int] = None,
 ) -> Prompt:
     """Check arguments of Session.prefill but those that depend on its state. Raise ValueError."""
@@ -126,7 +125,7 @@ def check_prefill(
         numbers, limit = array_of("token_types", token_types)[None], manifest.segments
         plane = _plane("token_types", numbers, min(limit, 1), limit, tokens, begins)
         tokens.planes["token_type_ids"] = plane
-    return Prompt(tokens, start, (encoder, encoder_attention_mask), begins, most, keep)
+    return Prompt(tokens, start, encoder, begins, most, keep)
 
 
 def check_every_row(counts: np.ndarray, rows: str) -> None:
@@ -210,9 +209,9 @@ def encoder_outputs(manifest: Manifest, prompt: Prompt) -> Dict[str, np.ndarray]
     Raise ValueError for missing or unneeded ones, other rows, shapes or dtypes, and rows without
     tokens.
     """
-    (encoder, attention_mask), count = prompt.encoder, len(prompt.tokens.counts)
+    encoder, count = prompt.encoder, len(prompt.tokens.counts)
     if not manifest.encoder:
-        if encoder is not None or attention_mask is not None:
+        if encoder is not None:
             raise expected("no encoder for a model that reads none", "one", "leave it out")
         return {}
     if encoder is None:
@@ -224,13 +223,10 @@ def encoder_outputs(manifest: Manifest, prompt: Prompt) -> Dict[str, np.ndarray]
     axes = ("batch_size", "encoder_sequence_length", numbers)
     value = Value("encoder", manifest.passed_dtype, axes)
     tokens, lengths = padded_rows(encoder, value)
-    if attention_mask is not None:
-        tokens, lengths, _ = align(tokens, lengths, attention_mask)
     if len(tokens) != count or not lengths.all():
         rule = f"encoder with {count} rows of at least one token"
         got = f"rows of {lengths.tolist()} tokens"
         raise expected(rule, got, "give one row per sequence")
-    tokens = tokens[:, : lengths.max()]
     inside = np.arange(tokens.shape[1])[None] < lengths[:, None]
     arrays, begin = {MASK: inside.astype(np.int64)}, 0
     for value, (heads, size) in zip(key_values, sizes, strict=True):

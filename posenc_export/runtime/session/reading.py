@@ -34,9 +34,9 @@ def open_rows(rows: Rows, prompt: Prompt) -> Rows:
     first_position, has_tokens = rows.check_start(counts, prompt.start), bool(rows.length.any())
     new = rows if has_tokens else Rows(rows.caches, first_position, rows.reached[1])
     new.check_room(counts)
-    outputs, (encoder, mask) = rows.encoder, prompt.encoder
+    outputs, encoder = rows.encoder, prompt.encoder
     lacking = manifest.encoder and (not outputs or rows.count != len(counts))
-    if encoder is not None or mask is not None or lacking:
+    if encoder is not None or lacking:
         if has_tokens and encoder is not None:
             got = f"it with {rows.length.tolist()} tokens cached"
             raise expected("encoder only with the first tokens of a row", got, "reset first")
@@ -237,7 +237,7 @@ class Reading:
         """
         source, caches, encoder = self.manifest.inputs[0], rows.caches, rows.encoder
         zeros = np.zeros((rows.count, new, *source.token_shape), source.dtype)
-        feeds = self.fill(rows, self._of_every_row(rows, zeros))
+        feeds = self.fill(rows, self.of_every_row(rows, zeros))
         slots = self._step_slots(rows, rows.used + new)
         if "slots" in self.slot_inputs:
             feeds["slots"] = np.arange(slots)
@@ -258,7 +258,7 @@ class Reading:
         binding.at = rows.reached[0]
         return binding
 
-    def _of_every_row(self, rows: Rows, x: np.ndarray) -> RowTokens:
+    def of_every_row(self, rows: Rows, x: np.ndarray) -> RowTokens:
         """Return as many tokens of every row, x [B,S] or [B,S,E], all of whose outputs count."""
         counts = np.full(rows.count, x.shape[1])
         tokens = RowTokens(slice(0, rows.count), x, counts, counts, {}, counts)
@@ -298,10 +298,6 @@ class Reading:
         passes = rows.caches.in_place and not alone
         return min(self.manifest.chunk, WIDEST, rows.ready) if passes else 1
 
-    def record_step(self, rows: Rows, x: np.ndarray) -> None:
-        """Record in the histories the token of every row, x [B] or [B,E], of the next step."""
-        rows.record(self._of_every_row(rows, x[:, None]))
-
 
 class Binding:
     """Memory of the graph inputs for S tokens of each of B rows, and of the output [B,S,*].
@@ -315,8 +311,8 @@ class Binding:
     """
 
     def __init__(self, reading: Reading, rows: Rows, feeds: Feeds) -> None:
-        self._manifest, output = reading.manifest, reading.manifest.outputs[0]
-        name = self._manifest.inputs[0].name
+        self._reading, self._manifest = reading, reading.manifest
+        name, output = self._manifest.inputs[0].name, self._manifest.outputs[0]
         tokens = feeds[name] = feeds[name].copy()  # perhaps in the memory of a caller
         count, new = tokens.shape[:2]
         self.feeds, self.at = feeds, rows.reached[0]
@@ -331,6 +327,9 @@ class Binding:
         """Return the function that runs the graph on the next tokens of rows."""
         caches, turn = rows.caches, rows.turn
         count, new = self.result.shape[:2]
+        if rows.histories:
+            x = self.feeds[self._manifest.inputs[0].name]
+            rows.record(self._reading.of_every_row(rows, x))
         grows = caches.grows  # the shapes of these states change at each call
         if not grows and turn in self.runs:
             return self.runs[turn]

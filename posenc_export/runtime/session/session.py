@@ -71,7 +71,6 @@ class Session:
         self._reading = reading.Reading(graph)
         self._guard: List[None] = []
         self._state = Rows(Caches(graph, most, batch, rewind))
-        self._replaces = self._state.caches.replaces
 
     def __reduce__(self) -> NoReturn:
         """Refuse copies that would write into the same caches or lack them."""
@@ -117,7 +116,6 @@ class Session:
         grid: Optional[np.ndarray] = None,
         token_types: Optional[np.ndarray] = None,
         encoder: Optional[Inputs] = None,
-        encoder_attention_mask: Optional[np.ndarray] = None,
         logits_to_keep: Optional[int] = None,
     ) -> np.ndarray:
         """Feed S tokens per row after those in the cache. Return the outputs [B,S,*], zeros at
@@ -139,7 +137,6 @@ class Session:
             encoder: encoder outputs of each row, [B,Q,N] or a list of rows [q,N], for a decoder
                 that reads an encoder. Given with the first tokens of a row. None keeps the encoder
                 outputs of rows that a rewind has emptied.
-            encoder_attention_mask: [B,Q], 1 at tokens and 0 at padding of `encoder`.
             logits_to_keep: number n of last tokens of each row whose outputs are returned, as
                 [B,n,*] aligned to the last column, with zeros in front of shorter rows; at most
                 that of the longest row. None or 0 returns all. A graph with input logits_index does
@@ -151,14 +148,14 @@ class Session:
             GraphError: the graph failed. Chunks that succeeded are kept; `length` gives the tokens.
         """
         plain = start is attention_mask is chunk is grid is token_types is None
-        plain = plain and encoder is encoder_attention_mask is logits_to_keep is None
+        plain = plain and encoder is logits_to_keep is None
         if plain and self._state.count and isinstance(inputs, np.ndarray):
             few = self._read_few(inputs)
             if few is not None:
                 return few
         prompt = arguments.check_prefill(
             self.manifest, inputs, start, attention_mask, chunk, grid, token_types,
-            encoder, encoder_attention_mask, logits_to_keep,
+            encoder, logits_to_keep,
         )  # fmt: skip
         rows = reading.open_rows(self._settled(), prompt)
         outputs = prompt.outputs(self.manifest.outputs[0])
@@ -214,10 +211,7 @@ class Session:
             rows = self._state
             if rows.ready <= 0:
                 rows = self._prepare_step()
-            step = rows.bound[1]
-            if self._replaces:
-                self._reading.record_step(rows, step.checked(inputs))
-            output = step.take(rows, inputs)
+            output = rows.bound[1].take(rows, inputs)
             return output.copy() if copy else output
         finally:
             guard.pop()
@@ -231,7 +225,6 @@ class Session:
         chunk: Optional[int] = None,
         grid: Optional[np.ndarray] = None,
         encoder: Optional[Inputs] = None,
-        encoder_attention_mask: Optional[np.ndarray] = None,
         logits_to_keep: Optional[int] = None,
         prefix: Optional[Prefix] = None,
     ) -> np.ndarray:
@@ -239,8 +232,8 @@ class Session:
         not changed.
 
         Args:
-            inputs, attention_mask, chunk, grid, encoder, encoder_attention_mask, logits_to_keep: as
-                for `prefill`, for the new rows.
+            inputs, attention_mask, chunk, grid, encoder, logits_to_keep: as for `prefill`, for the
+                new rows.
             start: position of the first token of each new row, one number or [n]; None means 0.
             prefix: cached tokens with which a single new row begins at position 0, from
                 Prefixes.find; `inputs` are the tokens after them.
@@ -252,9 +245,8 @@ class Session:
         """
         arguments.check_rows_are_independent(self.manifest, "admit")
         prompt = arguments.check_prefill(
-            self.manifest, inputs, start, attention_mask, chunk, grid, None,
-            encoder, encoder_attention_mask, logits_to_keep,
-        )  # fmt: skip
+            self.manifest, inputs, start, attention_mask, chunk, grid, None, encoder, logits_to_keep
+        )
         rows = self._settled()
         first, rows = rows.count, reading.admit_rows(rows, prompt, prefix)
         outputs = prompt.outputs(self.manifest.outputs[0])
@@ -452,8 +444,6 @@ class Session:
             rows.bound[new] = self._reading.bind(rows, new)
         if new > 1:
             return rows.bound[new].take(rows, inputs).copy()
-        if self._replaces:
-            self._reading.record_step(rows, rows.bound[1].checked(inputs[:, 0]))
         return rows.bound[1].take(rows, inputs[:, 0])[:, None].copy()
 
     def _prepare_step(self) -> Rows:
