@@ -58,16 +58,14 @@ def _long(config: Dict[str, Any]) -> None:
     config["rope_scaling"]["short_factor"] = config["rope_scaling"]["long_factor"]
 
 
+def _with(cause: str, **keys: Any) -> CheckpointFault:
+    return CheckpointFault("mistral", (cause,), lambda config: config.update(**keys))
+
+
 OF_CHECKPOINTS = {
-    "window ignored": CheckpointFault(
-        "mistral", ("window ignored",), lambda config: config.update(sliding_window=None)
-    ),
-    "window off by one": CheckpointFault(
-        "mistral", ("window off by one",), lambda config: config.update(sliding_window=9)
-    ),
-    "theta": CheckpointFault(
-        "mistral", ("theta",), lambda config: config.update(rope_theta=500000.0)
-    ),
+    "window ignored": _with("window ignored", sliding_window=None),
+    "window off by one": _with("window off by one", sliding_window=9),
+    "theta": _with("theta", rope_theta=500000.0),
     "interleaved for half": CheckpointFault("llama", ("attention",), weights=_exchanged),
     "scale": CheckpointFault("llama", ("scale",), weights=_scaled),
     "long factors always": CheckpointFault("phi3", ("long factors always",), _long),
@@ -163,75 +161,47 @@ def insert(
 
 OF_GRAPHS = {
     "offset not applied to padded rows": GraphFault(
-        "gpt2",
-        ("positions ignored",),
-        "input:position_ids",
-        SIZES + "range = Range (P, T, one)\n Y = Expand (range, of_ids)",
-    ),
+        "gpt2", ("positions ignored",), "input:position_ids",
+        SIZES + "range = Range (P, T, one)\n Y = Expand (range, of_ids)"),
     "cache shifted": GraphFault(
-        "mistral",
-        ("cache",),
-        "output:value,values",
+        "mistral", ("cache",), "output:value,values",
         """newest = Slice (X, last, end, slots)
         others = Slice (X, start, last, slots)
-        Y = Concat <axis = 2> (newest, others)""",
-    ),
+        Y = Concat <axis = 2> (newest, others)"""),
     "mask one short": GraphFault(
-        "mistral",
-        ("mask", "padding"),
-        "input:attention_mask",
+        "mistral", ("mask", "padding"), "input:attention_mask",
         """short = Slice (X, first, end, columns)
         newest = Slice (X, last, end, columns)
-        Y = Concat <axis = 1> (short, newest)""",
-    ),
+        Y = Concat <axis = 1> (short, newest)"""),
     "second row copied": GraphFault(
-        "mistral",
-        ("copied row",),
-        "input:input_ids",
+        "mistral", ("copied row",), "input:input_ids",
         """row = Slice (X, start, first, rows)
         of_all = Shape (X)
-        Y = Expand (row, of_all)""",
-    ),
+        Y = Expand (row, of_all)"""),
     "cache capped": GraphFault(
-        "qwen3",
-        ("capacity",),
-        "input:attention_mask",
-        SIZES
-        + """range = Range (zero, T, one)
+        "qwen3", ("capacity",), "input:attention_mask",
+        SIZES + """range = Range (zero, T, one)
         new = GreaterOrEqual (range, P)
         early = Less (range, limit)
         seen = Or (new, early)
         kept = Cast <to = 7> (seen)
-        Y = Mul (X, kept)""",
-    ),
+        Y = Mul (X, kept)"""),
     "angles in float16": GraphFault(
-        "qwen3", ("angles",), "read:Cos,Sin", "half = Cast <to = 10> (X)\n Y = Cast <to = 1> (half)"
-    ),
+        "qwen3", ("angles",), "read:Cos,Sin",
+        "half = Cast <to = 10> (X)\n Y = Cast <to = 1> (half)"),
     "bias from slots of the call": GraphFault(
-        "bloom",
-        ("cache",),
-        "written:CumSum",
-        SIZES + "less = Sub (X, P)\n Y = Max (less, zero)",
-    ),
+        "bloom", ("cache",), "written:CumSum", SIZES + "less = Sub (X, P)\n Y = Max (less, zero)"),
     "no ALiBi for padded rows": GraphFault(
-        "bloom",
-        ("padding",),
-        "written:CumSum",
-        "unpadded = Slice (attention_mask, start, first, columns)\n Y = Mul (X, unpadded)",
-    ),
-}
+        "bloom", ("padding",), "written:CumSum",
+        "unpadded = Slice (attention_mask, start, first, columns)\n Y = Mul (X, unpadded)"),
+}  # fmt: skip
 # Faults that the page does not plant in graphs of other exporters.
 OTHERS = {
     "rotary positions are slots": OF_GRAPHS["offset not applied to padded rows"]._replace(
-        family="llama"
-    ),
+        family="llama"),
     "positions one too large": GraphFault(
-        "gpt2", ("positions shifted",), "input:position_ids", "Y = Add (X, one)"
-    ),
+        "gpt2", ("positions shifted",), "input:position_ids", "Y = Add (X, one)"),
     "new tokens one position late": GraphFault(
-        "llama",
-        ("cache",),
-        "input:position_ids",
-        SIZES + "more = Min (P, one)\n Y = Add (X, more)",
-    ),
-}
+        "llama", ("cache",), "input:position_ids",
+        SIZES + "more = Min (P, one)\n Y = Add (X, more)"),
+}  # fmt: skip

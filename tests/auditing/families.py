@@ -13,12 +13,16 @@ from tokenizers import Tokenizer, models
 
 from tests.models import checkpoints, encoders
 
-YARN = {
-    **checkpoints.YARN,
-    "original_max_position_embeddings": 64,
-    "factor": 8.0,
-    "beta_fast": 4.0,
-    "beta_slow": 1.0,
+YARN = {**checkpoints.YARN, "original_max_position_embeddings": 64, "factor": 8.0,
+    "beta_fast": 4.0, "beta_slow": 1.0}  # fmt: skip
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.1 * index for index in range(8)],
+    "long_factor": [2.0 + index for index in range(8)],
+}  # fmt: skip
+BY_TYPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+    "full_attention": {"rope_type": "default", "rope_theta": 100000.0},
 }
 EDGES: Dict[str, Dict[str, Any]] = {
     "llama": {
@@ -29,31 +33,15 @@ EDGES: Dict[str, Dict[str, Any]] = {
     "qwen2": {"rope_parameters": YARN},
     "qwen3": {"head_dim": 32},
     "phi3": {
-        "rope_parameters": {
-            "rope_type": "longrope",
-            "rope_theta": 10000.0,
-            "short_factor": [1.0 + 0.1 * index for index in range(8)],
-            "long_factor": [2.0 + index for index in range(8)],
-        },
-        "original_max_position_embeddings": 16,
-        "sliding_window": None,
+        "rope_parameters": LONGROPE, "original_max_position_embeddings": 16, "sliding_window": None,
     },
     "gemma2": {
-        "head_dim": 16,
-        "query_pre_attn_scalar": 24,
-        "sliding_window": 8,
-        "attn_logit_softcapping": 2.0,
-        "final_logit_softcapping": 5.0,
+        "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8,
+        "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0,
     },
     "gemma3_text": {
-        "head_dim": 32,
-        "query_pre_attn_scalar": 40,
-        "sliding_window": 8,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "rope_parameters": {
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
-            "full_attention": {"rope_type": "default", "rope_theta": 100000.0},
-        },
+        "head_dim": 32, "query_pre_attn_scalar": 40, "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": BY_TYPE,
     },
     "gpt2": {},
     "gpt_neox": {},
@@ -63,24 +51,16 @@ EDGES: Dict[str, Dict[str, Any]] = {
     "olmo2": {},
     "cohere": {"logit_scale": 0.25},
     "gpt_oss": {
-        "head_dim": 32,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "sliding_window": 8,
+        "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8,
         "rope_parameters": {**YARN, "truncate": False},  # as published
     },
     "smollm3": {"no_rope_layers": [1, 0]},
     "llama4_text": {
-        "head_dim": 32,
-        "num_hidden_layers": 2,
-        "no_rope_layers": [1, 0],
-        "attention_chunk_size": 8,
-        "num_local_experts": 2,
-        "intermediate_size_mlp": 48,
-        "attn_temperature_tuning": False,
+        "head_dim": 32, "num_hidden_layers": 2, "no_rope_layers": [1, 0], "num_local_experts": 2,
+        "attention_chunk_size": 8, "intermediate_size_mlp": 48, "attn_temperature_tuning": False,
     },
     "bert": {"type_vocab_size": 2},
-}
+}  # fmt: skip
 ENCODERS = ("bert",)
 SPECIAL = ("<pad>", "<s>", "</s>")
 

@@ -1,5 +1,6 @@
 """Whole runs with contestants that only sleep: turns, life cycle of the workers, refusals."""
 
+import itertools
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from posenc_export.models.short_forms import block_config
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
 
+ONE = {"contexts": (16,), "prompts": (), "rounds": 1, "seconds": 0.05}  # a row
 FAKE = [sys.executable, str(Path(__file__).parent / "fake_worker.py")]
 
 
@@ -22,12 +24,8 @@ FAKE = [sys.executable, str(Path(__file__).parent / "fake_worker.py")]
 def folder(tmp_path, monkeypatch):
     """Function that writes an artefact folder with a manifest and a graph that is never opened."""
     monkeypatch.setattr(workers, "COMMAND", FAKE)
-    for name, value in (
-        ("WORKING_SETS", (1 << 16,)),
-        ("SQUARE", 16),
-        ("DURATION", 0.001),
-        ("TIMES", 1),
-    ):
+    small = {"WORKING_SETS": (1 << 16,), "SQUARE": 16, "DURATION": 0.001, "TIMES": 1}
+    for name, value in small.items():
         monkeypatch.setattr(machine, name, value)
 
     def make(name, target="ort", width=32, cached=True):
@@ -44,19 +42,13 @@ def folder(tmp_path, monkeypatch):
 
 def alive(pid):
     """Return whether a process is running and not a zombie."""
-    result = subprocess.run(
-        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return bool(result) and not result.startswith("Z")
+    return state(pid) not in ("", "Z")
 
 
-def state(worker):
-    return (
-        Path(f"/proc/{worker.child.pid}/stat")
-        .read_text(encoding="ascii")
-        .rsplit(")", 1)[1]
-        .split()[0]
-    )
+def state(pid):
+    """Return the letter of a process's state, empty if there is none."""
+    path = Path(f"/proc/{pid}/stat")
+    return path.read_text(encoding="ascii").rsplit(")", 1)[1].split()[0] if path.exists() else ""
 
 
 @pytest.fixture
@@ -68,21 +60,11 @@ def pids(tmp_path, monkeypatch):
 
 def test_every_contestant_has_a_row_per_context_and_phase(folder):
     lines = []
-    report = run(
-        [folder("a"), folder("slow", "onnx")],
-        ("eager",),
-        contexts=(16, 64, 4096),
-        rounds=2,
-        seconds=0.2,
-        progress=lines.append,
-    )
-    expected = {
-        (p, c, n)
-        for p in ("decode", "prefill")
-        for c in (16, 64)
-        for n in ("eager", "nope-ort", "nope-onnx")
-    }
-    assert {(row.phase, row.tokens, row.contestant) for row in report.rows} == expected
+    how = {"contexts": (16, 64, 4096), "rounds": 2, "seconds": 0.2, "progress": lines.append}
+    report = run([folder("a"), folder("slow", "onnx")], ("eager",), **how)
+    axes = ("decode", "prefill"), (16, 64), ("eager", "nope-ort", "nope-onnx")
+    rows = {(row.phase, row.tokens, row.contestant) for row in report.rows}
+    assert rows == {*itertools.product(*axes)}
     assert any("load nope-onnx" in line for line in lines)
 
 
@@ -95,11 +77,8 @@ def test_the_slower_contestant_is_found(folder):
 
 def test_prompts_and_contexts_are_measured(folder):
     report = run([folder("a")], contexts=(16, 32), prompts=(64,), rounds=1, seconds=0.05)
-    assert [(row.phase, row.tokens) for row in report.rows] == [
-        ("decode", 16),
-        ("decode", 32),
-        ("prefill", 64),
-    ]
+    rows = [(row.phase, row.tokens) for row in report.rows]
+    assert rows == [("decode", 16), ("decode", 32), ("prefill", 64)]
 
 
 def test_a_model_without_a_cache_is_measured_only_at_prefill(folder):
@@ -110,36 +89,32 @@ def test_a_model_without_a_cache_is_measured_only_at_prefill(folder):
 def test_tokens_per_second_count_every_row_of_the_batch(folder, monkeypatch):
     monkeypatch.setenv("FAKE_WORKER_BATCH", "3")
     report = run([folder("a")], contexts=(16,), batch=3, rounds=1, seconds=0.05)
-    assert [row.tokens_per_second * row.median_seconds for row in report.rows] == pytest.approx(
-        [3, 48]
-    )
+    tokens = [row.tokens_per_second * row.median_seconds for row in report.rows]
+    assert tokens == pytest.approx([3, 48])
 
 
 def test_a_report_names_model_artefact_and_digest(folder):
-    report = run([folder("a")], contexts=(16,), prompts=(), rounds=1, seconds=0.05)
+    report = run([folder("a")], **ONE)
     (each,) = report.contestants
     assert (each.contestant, each.model) == ("nope-ort", "nope block 32 0.00M")
     assert each.artefact.endswith("/a")
-    assert (
-        each.artefact_digest == manifests.read(folder("again")).digest
-    )  # a folder with the same content
+    # That of a folder with the same content.
+    assert each.artefact_digest == manifests.read(folder("again")).digest
 
 
 def test_the_limits_of_the_machine_are_measured_in_the_same_run(folder):
-    limits = run([folder("a")], contexts=(16,), prompts=(), rounds=1, seconds=0.05).limits
+    limits = run([folder("a")], **ONE).limits
     assert [each.bytes for each in limits.read] == list(machine.WORKING_SETS)
     assert limits.read[0].read_bytes_per_second > 0 and limits.gemm_flops_per_second > 0
 
 
 def test_workers_are_stopped_between_their_turns(folder):
-    path = folder("a")
+    given = {"runtime": "artefact", "folder": str(folder("a")), "provider": "cpu"}
     with started(["a", "b"], 1) as pair:
         for worker in pair:
-            worker.ask(
-                "load", runtime="artefact", folder=str(path), provider="cpu", threads=1, batch=1
-            )
+            worker.ask("load", **given, threads=1, batch=1)
         time.sleep(0.05)
-        assert [state(worker) for worker in pair] == ["T", "T"]
+        assert [state(worker.child.pid) for worker in pair] == ["T", "T"]
 
 
 def test_workers_and_their_children_are_gone_after_a_run_an_error_and_an_interrupt(folder, pids):
@@ -159,9 +134,8 @@ def test_workers_and_their_children_are_gone_after_a_run_an_error_and_an_interru
 
 
 def test_the_error_about_a_dead_worker_has_its_last_line_of_output(folder):
-    with pytest.raises(
-        ValueError, match=r"benchmark nope-ort: .*exit code 7 \(the fake dies as told\)"
-    ):
+    said = r"benchmark nope-ort: .*exit code 7 \(the fake dies as told\)"
+    with pytest.raises(ValueError, match=said):
         run([folder("dies")], contexts=(16,))
 
 
@@ -194,7 +168,7 @@ def test_options_are_refused(folder, options, rule):
 
 def test_folders_of_two_models_have_rows_that_name_them(folder):
     pair = [folder("a"), folder("b", width=64)]
-    report = run(pair, contexts=(16,), prompts=(), rounds=1, seconds=0.05)
+    report = run(pair, **ONE)
     assert {row.model for row in report.rows} == {"nope block 32 0.00M", "nope block 64 0.02M"}
 
 
@@ -203,11 +177,6 @@ def test_the_caller_imports_no_runtime_and_no_plots():
         "import sys, posenc_export.benchmark.measurement; "
         "sys.exit(str({'torch', 'onnxruntime', 'matplotlib'} & {*sys.modules} or ''))"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert not ended.stderr.strip()

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tokenizers import (  # noqa: E402
+from tokenizers import (  # noqa: E402  # noqa: E402
     AddedToken,
     Regex,
     Tokenizer,
@@ -19,12 +19,10 @@ from tokenizers import (  # noqa: E402
     trainers,
 )
 
-from posenc_export.models.gguf.text import (  # noqa: E402
-    AS_GPT2,
+from posenc_export.models.gguf import text as vocabulary  # noqa: E402
+from posenc_export.models.gguf.text import (  # noqa: E402  # noqa: E402
     CONTROL,
-    DIGITS,
     NORMAL,
-    PATTERNS,
     UNKNOWN,
     USER_DEFINED,
     files_of,
@@ -90,7 +88,7 @@ def test_a_byte_level_vocabulary_gives_the_tokens_of_its_tokenizer(pre: str) -> 
         assert len(set(both)) == 1
 
 
-@pytest.mark.parametrize("pre", [*AS_GPT2, *DIGITS, *PATTERNS])
+@pytest.mark.parametrize("pre", [*vocabulary.AS_GPT2, *vocabulary.DIGITS, *vocabulary.PATTERNS])
 def test_every_way_of_splitting_keeps_the_text(pre: str) -> None:
     tokenizer = _built(_keys(_byte_level(PLAIN), "gpt2", pre=pre, add_bos_token=False))
     ids = [tokenizer.encode(text).ids for text in TEXTS]
@@ -100,23 +98,19 @@ def test_every_way_of_splitting_keeps_the_text(pre: str) -> None:
 def test_patterns_are_those_of_transformers() -> None:
     mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
     theirs = mapping.GGUF_PRE_TOKENIZER_SPLITS
-    shared = {*theirs} & {*PATTERNS}
+    shared = {*theirs} & {*vocabulary.PATTERNS}
     assert len(shared) > 8
     for name in shared:
-        ours, wanted = (
-            pre_tokenizers.Split(Regex(each[name]), "isolated") for each in (PATTERNS, theirs)
-        )
+        patterns = (vocabulary.PATTERNS[name], theirs[name])
+        ours, wanted = (pre_tokenizers.Split(Regex(one), "isolated") for one in patterns)
         for text in TEXTS:
             assert ours.pre_tokenize_str(text) == wanted.pre_tokenize_str(text)
 
 
 PIECES = {
+    **{name: ["year", "Ġ", *"12345"] for name in ("smollm", "qwen2", "stablelm2", "tekken")},
     "gpt-2": ["year", "Ġ12345"],
-    "smollm": ["year", "Ġ", "1", "2", "3", "4", "5"],
-    "qwen2": ["year", "Ġ", "1", "2", "3", "4", "5"],
-    "stablelm2": ["year", "Ġ", "1", "2", "3", "4", "5"],
     "llama-bpe": ["year", "Ġ", "123", "45"],
-    "tekken": ["year", "Ġ", "1", "2", "3", "4", "5"],
 }
 
 
@@ -170,20 +164,14 @@ def _merged(text: str, values: Dict[str, Any]) -> List[int]:
     known = {token: index for index, token in enumerate(tokens)}
     pieces = list("\u2581" + text.replace(" ", "\u2581")) if text else []
     while True:
-        ranks = [
-            (-scores[known[a + b]], at)
-            for at, (a, b) in enumerate(zip(pieces, pieces[1:], strict=False))
-            if a + b in known
-        ]
+        pairs = [(a + b, at) for at, (a, b) in enumerate(zip(pieces, pieces[1:], strict=False))]
+        ranks = [(-scores[known[pair]], at) for pair, at in pairs if pair in known]
         if not ranks:
             break
         at = min(ranks)[1]
         pieces[at : at + 2] = ["".join(pieces[at : at + 2])]
-    return [
-        index
-        for piece in pieces
-        for index in ([known[piece]] if piece in known else [3 + byte for byte in piece.encode()])
-    ]
+    ids = ([known[p]] if p in known else [3 + byte for byte in p.encode()] for p in pieces)
+    return [index for one in ids for index in one]
 
 
 def test_a_vocabulary_of_sentencepiece_gives_the_tokens_of_its_algorithm() -> None:
@@ -237,9 +225,8 @@ def test_template_and_tokens_that_end_a_turn_are_taken_along_whatever_their_type
     values["tokenizer.ggml.token_type"][:2] = kind, kind
     files = files_of({**values, "tokenizer.chat_template": "{{ messages }}"})
     assert files["chat_template.jinja"] == b"{{ messages }}"
-    generation, settings = (
-        json.loads(files[f"{name}_config.json"]) for name in ("generation", "tokenizer")
-    )
+    names = ("generation", "tokenizer")
+    generation, settings = (json.loads(files[f"{name}_config.json"]) for name in names)
     assert generation == {"bos_token_id": 0, "eos_token_id": [0, 1], "pad_token_id": 0}
     assert settings["eos_token"] == "<|endoftext|>" and settings["add_bos_token"] is False
     tokenizer = Tokenizer.from_buffer(files["tokenizer.json"])

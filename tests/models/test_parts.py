@@ -39,28 +39,19 @@ def _random(module: torch.nn.Module) -> torch.nn.Module:
 
 
 NORMS = (RMS, LAYER, {"name": "none"})
-TOKENWISE = {
-    **{f"norm {spec}": ("norm", spec, (24,)) for spec in NORMS},
-    **{
-        f"mlp {name} {act}": (
-            "mlp",
-            {"name": name, "hidden": 40, "activation": act, "bias": True},
-            (24,),
-        )
-        for name in ("plain", "gated")
-        for act in ACTIVATIONS
-    },
-}
+MLPS = [
+    {"name": name, "hidden": 40, "activation": act, "bias": True}
+    for name, act in itertools.product(("plain", "gated"), ACTIVATIONS)
+]
+TOKENWISE = [*(("norm", spec) for spec in NORMS), *(("mlp", spec) for spec in MLPS)]
 
 
-@pytest.mark.parametrize("case", TOKENWISE)
-def test_a_part_matches_its_formula(case: str) -> None:
-    kind, spec, context = TOKENWISE[case]
-    part: Any = _random(build(kind, spec, *context))
+@pytest.mark.parametrize(("kind", "spec"), TOKENWISE, ids=str)
+def test_a_part_matches_its_formula(kind: Any, spec: Any) -> None:
+    part: Any = _random(build(kind, spec, 24))
     x = torch.randn(3, 5, 24) * 2
-    assert worst_error(part(x).detach().numpy(), part.exact(x.double().numpy())) <= tolerance(
-        "float32", 1, 40
-    )
+    error = worst_error(part(x).detach().numpy(), part.exact(x.double().numpy()))
+    assert error <= tolerance("float32", 1, 40)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -82,19 +73,14 @@ def test_an_arrangement_of_norms_and_sums_matches_its_formula(name: str) -> None
     norms: List[Any] = [_random(build("norm", RMS, 24)) for _ in range(2)]
     for index, norm in enumerate(norms):
         norm.weight.data += index  # so that no norm can stand for another
-    part, x, a, m = (
-        build("residual", {"name": name}, *norms),
-        torch.randn(5, 24),
-        lambda x: 3 * x - 1,
-        lambda x: x * x,
-    )
+    part, x = build("residual", {"name": name}, *norms), torch.randn(5, 24)
+    a, m = (lambda x: 3 * x - 1), (lambda x: x * x)
     exact = x.double().numpy()
     between = part.after_attention(x, a(part.attention_input(x)))  # as Layer.forward
     y = part.after_mlp(between, m(part.mlp_input(between)))
     expected = ARRANGEMENTS[name](exact, a, m, *(norm.exact for norm in norms))
-    assert worst_error(y.detach().numpy(), expected) <= tolerance("float32", 1, 24) and np.allclose(
-        part.exact(exact, a, m), expected, 1e-12
-    )
+    assert worst_error(y.detach().numpy(), expected) <= tolerance("float32", 1, 24)
+    assert np.allclose(part.exact(exact, a, m), expected, 1e-12)
 
 
 SIGHTS: Dict[str, Dict[str, Any]] = {
@@ -111,14 +97,13 @@ SIGHTS: Dict[str, Dict[str, Any]] = {
 @pytest.mark.parametrize("sight", SIGHTS)
 def test_mask_numbers_of_a_sight_match_its_rule(sight: str) -> None:
     part = build("sees", SIGHTS[sight])
-    for query in range(12):
-        for key in range(12):
-            reach = (part.before < 0 or query - key <= part.before) and (
-                part.after < 0 or key - query <= part.after
-            )
-            assert evaluate(part.rule, {"q": query, "k": key}) == (
-                reach and (part.chunk == 0 or query // part.chunk == key // part.chunk)
-            )
+    for query, key in itertools.product(range(12), repeat=2):
+        seen = (
+            (part.before < 0 or query - key <= part.before)
+            and (part.after < 0 or key - query <= part.after)
+            and (part.chunk == 0 or query // part.chunk == key // part.chunk)
+        )
+        assert evaluate(part.rule, {"q": query, "k": key}) == seen
 
 
 def _kinds(**changes: Any) -> StackConfig:
@@ -128,29 +113,27 @@ def _kinds(**changes: Any) -> StackConfig:
     plain = decoder("rope")
     kind = plain.layers["layer"]
     changed = replace(kind, attention=replace(kind.attention, **changes))
-    return replace(
-        plain, layers={"changed": changed, "plain": kind}, order=("changed", "plain", "changed")
-    )
+    order = ("changed", "plain", "changed")
+    return replace(plain, layers={"changed": changed, "plain": kind}, order=order)
 
 
 def _of_encoder(**changes: Any) -> StackConfig:
     plain = encoder("rope")
     kind = plain.layers["layer"]
-    return replace(
-        plain, layers={"layer": replace(kind, attention=replace(kind.attention, **changes))}
-    )
+    changed = replace(kind, attention=replace(kind.attention, **changes))
+    return replace(plain, layers={"layer": changed})
 
 
-ROPE, ALIBI = VARIANTS["rope"], VARIANTS["alibi"]
+ROPE, ALIBI, WINDOW = VARIANTS["rope"], VARIANTS["alibi"], {"name": "window", "size": 5}
 # Models for every target, with the number of GroupQueryAttention nodes on `ort`.
 MODELS: Dict[str, Any] = {
-    "window": (_kinds(sees={"name": "window", "size": 5}), 3),
-    "window and bias": (_kinds(sees={"name": "window", "size": 5}, encodings=(ALIBI,)), 3),
+    "window": (_kinds(sees=WINDOW), 3),
+    "window and bias": (_kinds(sees=WINDOW, encodings=(ALIBI,)), 3),
     "chunk": (_kinds(sees={"name": "chunk", "size": 7}), 3),
     "softcap": (_kinds(softcap=0.3), 3),
     "sinks": (_kinds(sinks=True), 3),
-    "all of them": (_kinds(sinks=True, softcap=0.3, sees={"name": "window", "size": 5},
-        encodings=(ROPE, ALIBI), scale=0.5), 3),
+    "all of them": (
+        _kinds(sinks=True, softcap=0.3, sees=WINDOW, encodings=(ROPE, ALIBI), scale=0.5), 3),
     "temperature beside a rotation": (_kinds(encodings=(ROPE, VARIANTS["logn-steps"])), 3),
     "content beside a bias": (_kinds(encodings=(VARIANTS["shaw"], ALIBI)), 3),
     "another theta": (_kinds(encodings=({"name": "rope", "theta": 100.0},)), 3),
@@ -195,10 +178,9 @@ def test_layers_of_several_kinds_share_one_table_of_angles(tmp_path: Path) -> No
     assert shapes.count((1100, 8)) == 2  # cosines and sines
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["all of them", "chunk", "window and bias"])
-@pytest.mark.parametrize(
-    "target", [pytest.param(t, marks=pytest.mark.exhaustive) for t in ("ort", "onnx")]
-)
+@pytest.mark.parametrize("target", ["ort", "onnx"])
 def test_parts_are_certified_in_float16(name: str, target: str, tmp_path: Path) -> None:
     manifest = export(_sources(name), target, tmp_path / "a", dtype="float16")
     assert manifest.certificate is not None and manifest.certificate["passed"]
@@ -209,33 +191,21 @@ def _steps(config: StackConfig, tokens: np.ndarray) -> np.ndarray:
     return Model(TorchGraph(module, manifest)).session().prefill(tokens)
 
 
-CHANGES: List[Any] = [
-    (
-        "a window one short",
-        {"sees": {"name": "window", "size": 5}},
-        {"sees": {"name": "window", "size": 4}},
-    ),
-    (
-        "a window one long",
-        {"sees": {"name": "window", "size": 5}},
-        {"sees": {"name": "window", "size": 6}},
-    ),
-    (
-        "a chunk for a window",
-        {"sees": {"name": "window", "size": 5}},
-        {"sees": {"name": "chunk", "size": 5}},
-    ),
-    ("no cap", {"softcap": 0.3}, {}),
-    ("another cap", {"softcap": 0.3}, {"softcap": 0.31}),
-    ("another scale", {"scale": 0.25}, {"scale": 0.26}),
-]
+CHANGES: Dict[str, Any] = {
+    "a window one short": ({"sees": WINDOW}, {"sees": {**WINDOW, "size": 4}}),
+    "a window one long": ({"sees": WINDOW}, {"sees": {**WINDOW, "size": 6}}),
+    "a chunk for a window": ({"sees": WINDOW}, {"sees": {**WINDOW, "name": "chunk"}}),
+    "no cap": ({"softcap": 0.3}, {}),
+    "another cap": ({"softcap": 0.3}, {"softcap": 0.31}),
+    "another scale": ({"scale": 0.25}, {"scale": 0.26}),
+}
 
 
-@pytest.mark.parametrize("case", CHANGES, ids=lambda case: case[0])
-def test_changes_of_attention_change_outputs(case: Any) -> None:
-    _, one, other = case
+@pytest.mark.parametrize("case", CHANGES)
+def test_changes_of_attention_change_outputs(case: str) -> None:
     tokens = np.arange(24)[None] * 7 % 61
-    assert np.abs(_steps(_kinds(**one), tokens) - _steps(_kinds(**other), tokens)).max() > 1e-4
+    one, other = (_steps(_kinds(**changes), tokens) for changes in CHANGES[case])
+    assert np.abs(one - other).max() > 1e-4
 
 
 def test_a_row_without_visible_keys_gives_zero_with_softcap_and_sinks() -> None:
@@ -251,18 +221,8 @@ def test_a_row_without_visible_keys_gives_zero_with_softcap_and_sinks() -> None:
 
 def test_a_block_supports_the_parts_of_a_decoder(tmp_path: Path) -> None:
     plain = block("rope")
-    config = replace(
-        plain,
-        attention=replace(
-            plain.attention,
-            sees={"name": "window", "size": 5},
-            softcap=0.5,
-            sinks=True,
-        ),
-    )
-    manifest = export(_spread(seeded(config)), "ort", tmp_path / "a")
-    assert (
-        manifest.certificate is not None
-        and manifest.certificate["passed"]
-        and manifest.operators["GroupQueryAttention"] == 1
-    )
+    attention = replace(plain.attention, sees=WINDOW, softcap=0.5, sinks=True)
+    model = _spread(seeded(replace(plain, attention=attention)))
+    manifest = export(model, "ort", tmp_path / "a")
+    assert manifest.certificate is not None and manifest.certificate["passed"]
+    assert manifest.operators["GroupQueryAttention"] == 1

@@ -18,9 +18,8 @@ from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.shared.numerics import tolerance, worst_error
 
 BLOCK = block_config(24, 2, 64, encoding={"name": "rope"})
-BYTES = decoder_config(
-    256, 1, 56, block_config(40, 4, 48, kv_heads=2, head_size=16, encoding={"name": "rope"})
-)
+GROUPED = block_config(40, 4, 48, kv_heads=2, head_size=16, encoding={"name": "rope"})
+BYTES = decoder_config(256, 1, 56, GROUPED)
 
 
 def _weight_and_inputs(outputs: int = 24, inputs: int = 70) -> Tuple[np.ndarray, np.ndarray]:
@@ -29,9 +28,8 @@ def _weight_and_inputs(outputs: int = 24, inputs: int = 70) -> Tuple[np.ndarray,
     """
     random = np.random.default_rng(0)
     directions = random.standard_normal((inputs // 4, inputs))
-    x = random.standard_normal((400, len(directions))) @ directions + 0.1 * random.standard_normal(
-        (400, inputs)
-    )
+    x = random.standard_normal((400, len(directions))) @ directions
+    x += 0.1 * random.standard_normal((400, inputs))
     return random.standard_normal((outputs, inputs)).astype(np.float32), x
 
 
@@ -44,52 +42,39 @@ def test_outputs_of_compensated_weights_have_less_error_than_those_of_the_neares
     grid: Grid,
 ) -> None:
     weight, x = _weight_and_inputs()
-    compensated, nearest = (
-        np.square(x @ (result.weight - weight).T).mean()
-        for result in (grid.compensated(weight, _moments(x)), grid.rounded(weight))
-    )
+    results = grid.compensated(weight, _moments(x)), grid.rounded(weight)
+    compensated, nearest = (np.square(x @ (one.weight - weight).T).mean() for one in results)
     assert compensated < 0.5 * nearest
 
 
-def test_for_uncorrelated_inputs_of_equal_size_compensated_weights_are_the_nearest_weights() -> (
-    None
-):
+@pytest.mark.parametrize("size", [1.0, 0.0])
+def test_for_uncorrelated_inputs_of_one_size_compensated_weights_are_the_nearest(
+    size: float,
+) -> None:
     weight, _ = _weight_and_inputs()
-    moments = torch.eye(weight.shape[1], dtype=torch.float64)
-    np.testing.assert_array_equal(
-        Grid(4, 32).compensated(weight, moments).weight, Grid(4, 32).rounded(weight).weight
-    )
+    compensated = Grid(4, 32).compensated(weight, size * torch.eye(weight.shape[1]).double())
+    np.testing.assert_array_equal(compensated.weight, Grid(4, 32).rounded(weight).weight)
 
 
 def test_errors_of_weights_count_as_much_as_the_mean_squares_of_their_inputs() -> None:
     weight, _ = _weight_and_inputs()
     sizes = torch.tensor([100.0, 1.0] * (weight.shape[1] // 2), dtype=torch.float64)
-    compensated, nearest = (
-        result.weight - weight
-        for result in (
-            Grid(4, 32).compensated(weight, torch.diag(sizes)),
-            Grid(4, 32).rounded(weight),
-        )
-    )
-    assert (np.square(compensated) @ sizes.numpy()).sum() < 0.95 * (
-        np.square(nearest) @ sizes.numpy()
-    ).sum()
+    results = Grid(4, 32).compensated(weight, torch.diag(sizes)), Grid(4, 32).rounded(weight)
+    errors = [(np.square(one.weight - weight) @ sizes.numpy()).sum() for one in results]
+    assert errors[0] < 0.95 * errors[1]
 
 
 def test_the_second_of_two_columns_compensates_the_rounding_error_of_the_first() -> None:
     grid, weight = Grid(4, 2), np.random.default_rng(0).standard_normal((50, 2)).astype(np.float32)
     first, both, second = 2.0, 1.2, 1.0
-    result = grid.compensated(
-        weight, torch.tensor([[first, both], [both, second]], dtype=torch.float64)
-    )
+    moments = torch.tensor([[first, both], [both, second]], dtype=torch.float64)
+    result = grid.compensated(weight, moments)
     made = result.weight
     damped = second + DAMPING * (first + second) / 2
-    best = weight[:, 1] + both / damped * (
-        weight[:, 0].astype(np.float64) - made[:, 0]
-    )  # second weight with the smallest squared error
-    inside = (
-        np.abs(best / result.scales[:, 0] + 0.5) <= 8
-    )  # otherwise the weight is clipped to the last code
+    # The second weight with the smallest squared error.
+    best = weight[:, 1] + both / damped * (weight[:, 0].astype(np.float64) - made[:, 0])
+    # Otherwise the weight is clipped to the last code.
+    inside = np.abs(best / result.scales[:, 0] + 0.5) <= 8
     step = np.abs(result.scales[:, 0])
     assert inside.sum() > 25
     assert (np.abs(made[:, 1] - best)[inside] <= step[inside] * (0.5 + 1e-6)).all()
@@ -101,16 +86,9 @@ def test_compensated_weights_do_not_depend_on_how_many_columns_are_updated_at_a_
     weight, x = _weight_and_inputs()
     at_once = Grid(4, 32).compensated(weight, _moments(x)).codes
     monkeypatch.setattr(grid, "COLUMNS", 16)
-    assert (
-        Grid(4, 32).compensated(weight, _moments(x)).codes != at_once
-    ).mean() < 0.01  # sums in another order may round a few weights to the other code
-
-
-def test_for_inputs_that_are_all_0_compensated_weights_are_the_nearest_weights() -> None:
-    weight, x = _weight_and_inputs()
-    np.testing.assert_array_equal(
-        Grid(4, 32).compensated(weight, _moments(0 * x)).weight, Grid(4, 32).rounded(weight).weight
-    )
+    differs = Grid(4, 32).compensated(weight, _moments(x)).codes != at_once
+    # Sums in another order may round a few weights to the other code.
+    assert differs.mean() < 0.01
 
 
 def test_moments_of_the_first_layer_are_those_of_the_sample(tmp_path: Path) -> None:
@@ -119,14 +97,10 @@ def test_moments_of_the_first_layer_are_those_of_the_sample(tmp_path: Path) -> N
     sample = samples.read(tmp_path / "x.npy", model)
     (result,) = calibration.moments(model, sample)
     assert sample.windows.shape == (3, 64, 24)
-    assert set(result) == {
-        "attention.projection.qkv",
-        "attention.projection.output",
-    }
+    assert set(result) == {f"attention.projection.{name}" for name in ("qkv", "output")}
     wide = x[:192].astype(np.float64)  # an incomplete window at the end is not used
-    assert worst_error(
-        result["attention.projection.qkv"].numpy(), wide.T @ wide / 192
-    ) <= tolerance("float32", 1, 192)
+    error = worst_error(result["attention.projection.qkv"].numpy(), wide.T @ wide / 192)
+    assert error <= tolerance("float32", 1, 192)
 
 
 def test_moments_do_not_depend_on_the_number_of_passes(
@@ -143,13 +117,10 @@ def test_moments_do_not_depend_on_the_number_of_passes(
 def test_a_tied_table_is_rounded_with_the_moments_of_the_inputs_of_its_head(tmp_path: Path) -> None:
     model = seeded(BYTES)
     (moments,) = calibration.moments(model, samples.read(_text(tmp_path), model))
-    result = rounded(model, "int4", [moments]).model
-    wanted = (
-        FORMATS["int4"]
-        .tables.compensated(model.tokens.embedding.weight.detach().numpy(), moments["head.linear"])
-        .weight
-    )  # type: ignore[union-attr,operator]
-    np.testing.assert_array_equal(result.tokens.embedding.weight.detach().numpy(), wanted)  # type: ignore[union-attr]
+    models: Any = (model, rounded(model, "int4", [moments]).model)
+    table, result = (one.tokens.embedding.weight.detach().numpy() for one in models)
+    wanted = FORMATS["int4"].tables.compensated(table, moments["head.linear"]).weight
+    np.testing.assert_array_equal(result, wanted)
 
 
 @pytest.mark.exhaustive
@@ -165,15 +136,14 @@ def test_the_manifest_contains_the_digest_of_the_calibration_data_and_verify_nee
     assert one.calibration.tokens == 432
     assert one.digest == other.digest
     assert verify(tmp_path / "one", calibrate=text)["passed"]
-    with pytest.raises(
-        ValueError, match="expected the calibration data of the export, sha256 .*, got none"
-    ):
+    said = "expected the calibration data of the export, sha256 .*, got none"
+    with pytest.raises(ValueError, match=said):
         verify(tmp_path / "one")
 
 
 def _text(folder: Path, size: int = 500) -> Path:
     path = folder / "text"
-    path.write_bytes(np.random.default_rng(0).integers(0, 256, size).astype(np.uint8).tobytes())
+    path.write_bytes(np.random.default_rng(0).bytes(size))
     return path
 
 
@@ -211,11 +181,8 @@ def test_hidden_states_of_another_width_or_dtype_or_with_nan_are_refused(
     wrong: np.ndarray, tmp_path: Path
 ) -> None:
     np.save(tmp_path / "x.npy", wrong)
-    with pytest.raises(
-        ValueError,
-        match=r"expected hidden states float32 \[tokens,24\] in a .npy file for calibration, all "
-        r"finite, got",
-    ):
+    said = r"hidden states float32 \[tokens,24\] in a .npy file for calibration, all finite, got"
+    with pytest.raises(ValueError, match=said):
         samples.read(tmp_path / "x.npy", seeded(BLOCK))
 
 
@@ -223,9 +190,6 @@ def test_hidden_states_of_another_width_or_dtype_or_with_nan_are_refused(
 def test_calibration_data_is_refused_for_formats_that_do_not_use_it(
     weights: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        ValueError,
-        match="expected calibration data only for weights int8 or of 4 bits, or cache int8, got it "
-        "for",
-    ):
+    said = "calibration data only for weights int8 or of 4 bits, or cache int8, got it for"
+    with pytest.raises(ValueError, match=said):
         export(seeded(BLOCK), "ort", tmp_path / "made", weights=weights, calibrate=_text(tmp_path))

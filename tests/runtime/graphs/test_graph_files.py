@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
@@ -18,12 +19,12 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import check_graph
 from posenc_export.runtime.graphs import onnx_files
+from tests.cases import choice
 from tests.tiny import block, decoder, encoder
 from tests.traces import artefact, sources
 
-pytestmark = pytest.mark.xdist_group(
-    "manifest"
-)  # the worker of tests/runtime/artefact/test_manifest.py, which has traced the same model
+# The worker of tests/runtime/artefact/test_manifest.py, which has traced the same model.
+pytestmark = pytest.mark.xdist_group("manifest")
 
 
 @pytest.fixture(scope="module")
@@ -40,26 +41,18 @@ TYPED = {
 }
 
 
-@pytest.mark.parametrize(
-    "target", ["onnx", pytest.param("onnx-static", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize("target", choice(["onnx", "onnx-static"], ["onnx"]))
 @pytest.mark.parametrize(("config", "signature"), TYPED.values(), ids=list(TYPED))
 def test_every_output_is_typed_and_the_checker_infers_the_same(
     config: Any, signature: str, target: str, tmp_path: Path
 ) -> None:
-    manifest = export(
-        sources(config), target, tmp_path / "artefact", signature=signature, verify=False
-    )
-    model = onnx.load(tmp_path / "artefact" / "model.onnx")
+    manifest = export(sources(config), target, tmp_path / "a", signature=signature, verify=False)
+    model = onnx.load(tmp_path / "a" / "model.onnx")
     onnx.checker.check_model(model, full_check=True)
-    assert [value.name for value in model.graph.output] == [
-        manifest.outputs[0].name,
-        *(state.present for state in manifest.states),
-    ]
-    assert all(
-        value.type.tensor_type.elem_type and len(value.type.tensor_type.shape.dim)
-        for value in model.graph.output
-    )
+    names = [manifest.outputs[0].name, *(state.present for state in manifest.states)]
+    assert [value.name for value in model.graph.output] == names
+    types = [value.type.tensor_type for value in model.graph.output]
+    assert all(one.elem_type and len(one.shape.dim) for one in types)
 
 
 @dataclass
@@ -97,17 +90,13 @@ def test_a_graph_with_other_inputs_or_outputs_than_the_manifest_is_refused(
     numpy_to_ort = {"float32": "tensor(float)", "int32": "tensor(int32)"}
     described = [(v.name, v.dtype, v.axes) for v in (*manifest.inputs, *manifest.outputs)]
     described += [(name, s.dtype, s.axes) for s in manifest.states for name in (s.past, s.present)]
-    values = {
-        name: Declared(name, numpy_to_ort[dtype], list(axes)) for name, dtype, axes in described
-    }
+    values = {name: Declared(name, numpy_to_ort[kind], [*axes]) for name, kind, axes in described}
 
     def check() -> None:
-        ends = [
-            value
-            for value in values.values()
-            if value.name.startswith(("present", "zpresent", "output"))
-        ]
-        check_graph(manifest, [value for value in values.values() if value not in ends], ends)
+        parts: Tuple[List[Declared], List[Declared]] = [], []
+        for value in values.values():
+            parts[value.name.startswith(("present", "zpresent", "output"))].append(value)
+        check_graph(manifest, *parts)
 
     check()
     change(values)
@@ -120,23 +109,17 @@ def _external(location: str) -> bytes:
     tensor = TensorProto(name="w", data_type=1, dims=[2], data_location=TensorProto.EXTERNAL)
     tensor.external_data.add(key="offset", value="0")
     tensor.external_data.add(key="location", value=location)
-    inner = helper.make_graph(
-        [helper.make_node("Identity", ["w"], ["y"])],
-        "inner",
-        [],
-        [helper.make_tensor_value_info("y", 1, [2])],
-        [tensor],
-    )
+    y, z = (helper.make_tensor_value_info(name, 1, [2]) for name in "yz")
+    read = helper.make_node("Identity", ["w"], ["y"])
+    inner = helper.make_graph([read], "inner", [], [y], [tensor])
     node = helper.make_node("If", ["c"], ["z"], then_branch=inner, else_branch=inner)
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info("c", 9, [])],
-        [helper.make_tensor_value_info("z", 1, [2])],
-    )
-    return helper.make_model(
-        graph, ir_version=10, opset_imports=[helper.make_opsetid("", 23)]
-    ).SerializeToString()
+    c = helper.make_tensor_value_info("c", 9, [])
+    return _model([node], [c], [z], 23).SerializeToString()
+
+
+def _model(nodes: Any, inputs: Any, outputs: Any, opset: int) -> onnx.ModelProto:
+    graph, opsets = helper.make_graph(nodes, "g", inputs, outputs), [helper.make_opsetid("", opset)]
+    return helper.make_model(graph, ir_version=10, opset_imports=opsets)
 
 
 @pytest.mark.parametrize(
@@ -171,33 +154,20 @@ def test_a_graph_that_reads_a_file_the_manifest_does_not_list_is_refused(
         path.mkdir(exist_ok=True)
         np.zeros(2, np.float32).tofile(path / "weights.bin")
     (folder / "model.onnx").write_bytes(_external(location))
-    manifests.write(
-        manifest.replace(files={"model.onnx": manifests.files.entry(folder / "model.onnx")}), folder
-    )
-    with pytest.raises(
-        ValueError,
-        match=re.escape(
-            f"expected model.onnx to read files that the manifest lists, got '{location}'"
-        ),
-    ):
+    listed = {"model.onnx": manifests.files.entry(folder / "model.onnx")}
+    manifests.write(manifest.replace(files=listed), folder)
+    said = f"expected model.onnx to read files that the manifest lists, got '{location}'"
+    with pytest.raises(ValueError, match=re.escape(said)):
         load(folder, provider="cpu")
 
 
 def test_onnx_runtime_refuses_files_outside_the_folder_too(tmp_path: Path) -> None:
-    import onnxruntime
-
     (tmp_path / "inside").mkdir()
     np.zeros(2, np.float32).tofile(tmp_path / "weights.bin")
     path = tmp_path / "inside" / "model.onnx"
     path.write_bytes(_external("../weights.bin"))
-    with (
-        pytest.raises(
-            ValueError,
-            match="expected model.onnx to be a graph that ONNX Runtime loads, got .*(escapes|file "
-            "inside)",
-        ),
-        onnx_files.refused(path),
-    ):
+    said = "expected model.onnx to be a graph that ONNX Runtime loads, got .*(escapes|file inside)"
+    with pytest.raises(ValueError, match=said), onnx_files.refused(path):
         onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
 
@@ -211,12 +181,9 @@ def test_onnx_runtime_refuses_files_outside_the_folder_too(tmp_path: Path) -> No
 def test_a_graph_with_an_opset_that_the_runtime_lacks_names_the_version_that_it_needs(
     version: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import onnxruntime
-
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
     other = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
-    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "late", [value], [other])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 99)], ir_version=10)
+    model = _model([helper.make_node("Neg", ["x"], ["y"])], [value], [other], 99)
     monkeypatch.setattr(onnxruntime, "__version__", version)
     with (
         pytest.raises(ValueError, match=re.escape(message).replace(r"\.\*", ".*")),

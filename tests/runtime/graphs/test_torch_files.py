@@ -38,13 +38,15 @@ def made() -> Dict[str, Path]:
 def _resealed(source: Path, folder: Path, content: bytes) -> Path:
     """Copy an artefact, replace its graph file, and update its manifest."""
     shutil.copytree(source, folder)
-    manifest = manifests.read(source)
-    name = next(name for name in manifest.files if name.startswith("model."))
+    manifest, name = manifests.read(source), _graph(source).name
     (folder / name).write_bytes(content)
-    manifests.write(
-        manifest.replace(files={**manifest.files, name: files.entry(folder / name)}), folder
-    )
+    listed = {**manifest.files, name: files.entry(folder / name)}
+    manifests.write(manifest.replace(files=listed), folder)
     return folder
+
+
+def _graph(folder: Path) -> Path:
+    return next(path for path in folder.iterdir() if path.name.startswith("model."))
 
 
 class Marker:
@@ -70,35 +72,21 @@ def _json(entries: Entries, name: str, change: Callable[[Any], Any]) -> None:
     entries[root + name] = json.dumps(content).encode()
 
 
-def _pickled_weight(entries: Entries, marker: Path) -> None:
-    entries[pt2_archive._root(entries) + "data/weights/weight_0"] = _saved(Marker(marker))
-    _json(
-        entries,
-        WEIGHTS,
-        lambda content: next(iter(content["config"].values())).update(use_pickle=True),
-    )
+Evil = Callable[[Entries, Path], None]
 
 
-def _opaque_constant(entries: Entries, marker: Path) -> None:
-    entries[pt2_archive._root(entries) + "data/constants/opaque_obj_0"] = pickle.dumps(
-        Marker(marker)
-    )
-    _json(
-        entries,
-        CONSTANTS,
-        lambda content: next(iter(content["config"].values())).update(
-            path_name="opaque_obj_0", use_pickle=True
-        ),
-    )
+def _entry(name: str, config: str = "", pickled: Any = _saved, **keys: Any) -> Evil:
+    """Add a pickle that runs something, and what the config of tensors says of its first."""
+
+    def plant(entries: Entries, marker: Path) -> None:
+        entries[pt2_archive._root(entries) + name] = pickled(Marker(marker))
+        if config:
+            _json(entries, config, lambda c: next(iter(c["config"].values())).update(**keys))
+
+    return plant
 
 
-def _entry(name: str) -> Callable[[Entries, Path], None]:
-    return lambda entries, marker: entries.__setitem__(
-        pt2_archive._root(entries) + name, _saved(Marker(marker))
-    )
-
-
-def _program(change: Callable[[Any, str], Any]) -> Callable[[Entries, Path], None]:
+def _program(change: Callable[[Any, str], Any]) -> Evil:
     return lambda entries, marker: _json(
         entries,
         PROGRAM,
@@ -106,66 +94,63 @@ def _program(change: Callable[[Any, str], Any]) -> Callable[[Entries, Path], Non
     )
 
 
-def _first_size(content: Any, text: str) -> None:
-    next(iter(content["graph_module"]["graph"]["sym_int_values"].values()))["as_expr"][
-        "expr_str"
-    ] = text
+def _size(text: str) -> Evil:
+    """Write a text, in which CODE stands for code, in place of the first size."""
+
+    def change(content: Any, code: str) -> None:
+        first = next(iter(content["graph_module"]["graph"]["sym_int_values"].values()))
+        first["as_expr"]["expr_str"] = text.replace("CODE", code)
+
+    return _program(change)
 
 
-def _first_target(content: Any, target: str) -> None:
-    content["graph_module"]["graph"]["nodes"][0]["target"] = target
+def _node(change: Callable[[Any, str], Any]) -> Evil:
+    return _program(
+        lambda content, code: change(content["graph_module"]["graph"]["nodes"][0], code)
+    )
 
 
-EVIL: Dict[str, Callable[[Entries, Path], None]] = {
+def _target(name: str) -> Evil:
+    return _node(lambda node, code: node.update(target=name))
+
+
+CONTAINER = '[1, {"type": "os.path", "context": "null", "children_spec": []}]'
+EVIL: Dict[str, Evil] = {
     "sample inputs": _entry("data/sample_inputs/model.pt"),
     "legacy weights": _entry("data/weights/model.pt"),
     "legacy constants": _entry("data/constants/model.pt"),
-    "pickled weight": _pickled_weight,
-    "opaque constant": _opaque_constant,
+    "pickled weight": _entry("data/weights/weight_0", WEIGHTS, use_pickle=True),
+    "opaque constant": _entry(
+        "data/constants/opaque_obj_0",
+        CONSTANTS,
+        pickle.dumps,
+        path_name="opaque_obj_0",
+        use_pickle=True,
+    ),
     "second program": _entry("models/other.json"),
     "compiled library": _entry("data/aotinductor/model/model.so"),
     "extra file": _entry("extra/notes"),
     "guard": _program(lambda content, code: content.update(guards_code=[code])),
-    "size that is evaluated": _program(_first_size),
-    "size with an attribute": _program(
-        lambda content, code: _first_size(content, "Symbol('s0').__class__")
-    ),
-    "size without end": _program(
-        lambda content, code: _first_size(content, "Pow(Integer(9), Pow(Integer(9), Integer(9)))")
-    ),
-    "size that is called": _program(lambda content, code: _first_size(content, f"Add({code})")),
-    "system as an operator": _program(
-        lambda content, code: _first_target(content, "torch.os.system")
-    ),
-    "loader as an operator": _program(lambda content, code: _first_target(content, "torch.load")),
-    "file as an operator": _program(
-        lambda content, code: _first_target(content, "torch.ops.aten.from_file.default")
-    ),
-    "function of Python as an operator": _program(
-        lambda content, code: _first_target(content, "_operator.attrgetter")
-    ),
-    "attribute of a difference": _program(
-        lambda content, code: _first_target(content, "_operator.sub.__call__")
-    ),
-    "operator outside ATen": _program(
-        lambda content, code: _first_target(content, "torch.ops.posenc.append.default")
-    ),
-    "code as a name": _program(
-        lambda content, code: content["graph_module"]["graph"]["nodes"][0].update(name=code)
-    ),
+    "size that is evaluated": _size("CODE"),
+    "size with an attribute": _size("Symbol('s0').__class__"),
+    "size without end": _size("Pow(Integer(9), Pow(Integer(9), Integer(9)))"),
+    "size that is called": _size("Add(CODE)"),
+    "system as an operator": _target("torch.os.system"),
+    "loader as an operator": _target("torch.load"),
+    "file as an operator": _target("torch.ops.aten.from_file.default"),
+    "function of Python as an operator": _target("_operator.attrgetter"),
+    "attribute of a difference": _target("_operator.sub.__call__"),
+    "operator outside ATen": _target("torch.ops.posenc.append.default"),
+    "code as a name": _node(lambda node, code: node.update(name=code)),
     "code as an input": _program(
         lambda content, code: content["graph_module"]["graph"]["inputs"][0]["as_tensor"].update(
             name=f"x={code}"
         )
     ),
-    "text": _program(
-        lambda content, code: content["graph_module"]["graph"]["nodes"][0]["inputs"][0].update(
-            arg={"as_string": "/etc/passwd"}
-        )
-    ),
+    "text": _node(lambda node, code: node["inputs"][0].update(arg={"as_string": "/etc/passwd"})),
     "type of a container": _program(
         lambda content, code: content["graph_module"]["module_call_graph"][0]["signature"].update(
-            in_spec='[1, {"type": "os.path", "context": "null", "children_spec": []}]'
+            in_spec=CONTAINER
         )
     ),
     "depth": _program(
@@ -174,11 +159,15 @@ EVIL: Dict[str, Callable[[Entries, Path], None]] = {
 }
 
 
+def _entries(made: Dict[str, Path]) -> Entries:
+    return read_entries((made["pt2"] / "model.pt2").read_bytes())
+
+
 @pytest.mark.parametrize("name", EVIL)
 def test_an_archive_that_would_run_something_is_refused_by_name(
     name: str, made: Dict[str, Path], tmp_path: Path
 ) -> None:
-    entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
+    entries = _entries(made)
     EVIL[name](entries, tmp_path / "marker")
     with pytest.raises(ValueError, match="runtime: model.pt2: .*; export again") as refusal:
         load(_resealed(made["pt2"], tmp_path / "evil", packed(entries)), provider="cpu")
@@ -192,11 +181,10 @@ def test_torch_alone_runs_what_those_archives_hold(
     name: str, made: Dict[str, Path], tmp_path: Path
 ) -> None:
     """Shows that the refusals above are needed."""
-    entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
+    entries = _entries(made)
     EVIL[name](entries, tmp_path / "marker")
-    with contextlib.suppress(
-        *FOREIGN, torch._export.verifier.SpecViolationError
-    ):  # torch may fail after it has run the code
+    # torch may fail after it has run the code.
+    with contextlib.suppress(*FOREIGN, torch._export.verifier.SpecViolationError):
         torch.export.load(io.BytesIO(packed(entries))).module()
     assert (tmp_path / "marker").exists()
 
@@ -226,12 +214,12 @@ DAMAGES = [
 def test_a_damaged_file_is_refused_in_one_line(
     damage: Callable[[bytes], bytes], target: str, made: Dict[str, Path], tmp_path: Path
 ) -> None:
-    name = next(name for name in manifests.read(made[target]).files if name.startswith("model."))
-    content = damage((made[target] / name).read_bytes())
+    graph = _graph(made[target])
+    damaged = _resealed(made[target], tmp_path / "damaged", damage(graph.read_bytes()))
     try:
-        load(_resealed(made[target], tmp_path / "damaged", content), provider="cpu")
+        load(damaged, provider="cpu")
     except ValueError as refusal:
-        assert f"runtime: {name}" in str(refusal) and "\n" not in str(refusal)
+        assert f"runtime: {graph.name}" in str(refusal) and "\n" not in str(refusal)
 
 
 def _deflated(content: bytes) -> bytes:
@@ -285,36 +273,30 @@ HOSTILE: Dict[str, Callable[[bytes], bytes]] = {
 def test_an_archive_that_would_be_larger_in_memory_than_on_disk_is_refused(
     rule: str, target: str, made: Dict[str, Path], tmp_path: Path
 ) -> None:
-    name = next(name for name in manifests.read(made[target]).files if name.startswith("model."))
-    hostile = _resealed(
-        made[target], tmp_path / "hostile", HOSTILE[rule]((made[target] / name).read_bytes())
-    )
-    with pytest.raises(
-        ValueError, match=f"runtime: {name}: expected {rule}.*, got .*; export again"
-    ):
+    graph = _graph(made[target])
+    hostile = _resealed(made[target], tmp_path / "hostile", HOSTILE[rule](graph.read_bytes()))
+    said = f"runtime: {graph.name}: expected {rule}.*, got .*; export again"
+    with pytest.raises(ValueError, match=said):
         load(hostile, provider="cpu")
 
 
 def test_an_empty_entry_of_a_tensor_that_torch_would_fill_with_zeros_is_refused(
     made: Dict[str, Path], tmp_path: Path
 ) -> None:
-    entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
+    entries = _entries(made)
     entries[pt2_archive._root(entries) + "data/weights/weight_0"] = b""
-    with pytest.raises(
-        ValueError, match="expected the bytes of each tensor in .*, got an empty entry for"
-    ):
+    said = "expected the bytes of each tensor in .*, got an empty entry for"
+    with pytest.raises(ValueError, match=said):
         load(_resealed(made["pt2"], tmp_path / "empty", packed(entries)), provider="cpu")
 
 
 def test_an_entry_outside_the_folder_of_the_archive_is_refused(
     made: Dict[str, Path], tmp_path: Path
 ) -> None:
-    entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
+    entries = _entries(made)
     entries[PROGRAM] = entries.pop(pt2_archive._root(entries) + PROGRAM)
-    with pytest.raises(
-        ValueError,
-        match="expected only entries for a program and its tensors, got 'models/model.json'",
-    ):
+    said = "expected only entries for a program and its tensors, got 'models/model.json'"
+    with pytest.raises(ValueError, match=said):
         load(_resealed(made["pt2"], tmp_path / "outside", packed(entries)), provider="cpu")
 
 
@@ -327,7 +309,7 @@ def test_json_that_is_too_long_to_be_parsed_is_refused(
 
 
 def test_a_written_archive_holds_no_pickle(made: Dict[str, Path]) -> None:
-    entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
+    entries = _entries(made)
     pt2_archive.check(entries)
     assert not any(content.startswith((b"\x80\x02", b"PK")) for content in entries.values())
 
