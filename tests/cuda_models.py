@@ -2,6 +2,8 @@
 other parts, checkpoints, trained presets, and some of them in few bits.
 """
 
+import functools
+import itertools
 import tempfile
 from pathlib import Path
 from typing import Callable, Dict, Optional
@@ -29,17 +31,13 @@ def decoders() -> Models:
 
 
 def variants() -> Models:
-    return {
-        name: lambda name=name: Sources(seeded(decoder(name)))
-        for name in VARIANTS
-        if name not in REGISTRY
-    }  # type: ignore[misc]
+    names = [name for name in VARIANTS if name not in REGISTRY]
+    return {name: lambda name=name: Sources(seeded(decoder(name))) for name in names}  # type: ignore[misc]
 
 
 def blocks() -> Models:
-    names = [
-        name for name in REGISTRY if name != "complex_order"
-    ]  # reads token ids, which a block does not have
+    # complex_order reads token ids, which a block does not have.
+    names = [name for name in REGISTRY if name != "complex_order"]
     return {f"block-{name}": lambda name=name: Sources(seeded(block(name))) for name in names}  # type: ignore[misc]
 
 
@@ -73,13 +71,8 @@ def depths() -> Models:
     """Decoders of width 768 with heads of 64: their difference is what a layer costs."""
 
     def sources(name: str, layers: int) -> Sources:
-        return Sources(
-            seeded(
-                decoder_config(
-                    61, layers, 2048, block_config(768, 12, 1100, encoding={"name": name})
-                )
-            )
-        )
+        attention = block_config(768, 12, 1100, encoding={"name": name})
+        return Sources(seeded(decoder_config(61, layers, 2048, attention)))
 
     return {
         f"{name}, {layers} layers": lambda name=name, layers=layers: sources(name, layers)
@@ -90,20 +83,11 @@ def depths() -> Models:
 
 def few_bits() -> Models:
     """Ten encodings, checkpoints, a model of width 768 and GGUF files, in every format."""
-    of_depths = depths()
-    plain = {
-        **{name: make for name, make in decoders().items() if name in ENCODINGS},
-        **checkpoints(),
-        "rope, 2 layers": of_depths["rope, 2 layers"],
-    }
-    return {
-        **{
-            f"{name}{FEW_BITS}{weights}": make
-            for weights in FORMATS
-            for name, make in plain.items()
-        },
-        **{f"{kind}{FEW_BITS}{KEEP}": lambda kind=kind: _of_file(kind) for kind in FILES},
-    }  # type: ignore[misc]
+    plain = {name: make for name, make in decoders().items() if name in ENCODINGS}
+    plain |= {**checkpoints(), "rope, 2 layers": depths()["rope, 2 layers"]}
+    each = itertools.product(FORMATS, plain.items())
+    made = {f"{name}{FEW_BITS}{weights}": make for weights, (name, make) in each}
+    return made | {f"{k}{FEW_BITS}{KEEP}": functools.partial(_of_file, k) for k in FILES}
 
 
 def _of_file(kind: str) -> Sources:

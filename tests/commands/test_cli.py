@@ -64,10 +64,8 @@ def test_inspect_prints_the_format_of_weights_and_their_loss(
     assert row["passed"] and float(row["from float32"]) > 0
     assert main(["inspect", place]) == 0
     results = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
-    assert (
-        "int4 in 2 matrices" in results["weights"]
-        and f"{row['from float32']} from the float32 module" in results["quality"]
-    )
+    assert "int4 in 2 matrices" in results["weights"]
+    assert f"{row['from float32']} from the float32 module" in results["quality"]
 
 
 def test_a_range_written_as_a_fraction_is_one_line_and_status_2(
@@ -83,9 +81,8 @@ def test_an_invalid_manifest_is_one_line_and_status_2(
 ) -> None:
     (tmp_path / "posenc.json").write_text("[" * 100000)
     assert main(["inspect", str(tmp_path)]) == 2
-    assert re.fullmatch(
-        "posenc: .*got deeper nesting than can be read.*\n", capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert re.fullmatch("posenc: .*got deeper nesting than can be read.*\n", said)
 
 
 INSPECT = f'{sys.executable} -m posenc_export.commands.cli inspect "$0"'  # which imports no torch
@@ -99,9 +96,8 @@ CLOSED_PIPE = f"{INSPECT} | head -c 1 >/dev/null; exit ${{PIPESTATUS[0]}}"
 def test_output_that_cannot_be_written_is_a_one_line_error_and_a_closed_pipe_is_not(
     command: str, status: int, lines: int, unverified: str
 ) -> None:
-    done = subprocess.run(
-        ["bash", "-c", command, unverified], stderr=subprocess.PIPE, text=True, check=False
-    )
+    whole = ["bash", "-c", command, unverified]
+    done = subprocess.run(whole, stderr=subprocess.PIPE, text=True)
     assert done.returncode == status and len(done.stderr.splitlines()) == lines, done.stderr
 
 
@@ -138,12 +134,8 @@ def test_a_listing_of_all_has_one_line_each(capsys: pytest.CaptureFixture) -> No
 
 def test_list_names_every_encoding_with_its_hook(capsys: pytest.CaptureFixture) -> None:
     assert main(["list", "--json"]) == 0
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["encodings"]}
-    assert (
-        rows["rope"]["hook"] == "rotate"
-        and rows["alibi"]["hook"] == "bias"
-        and rows["learned"]["hook"] == "embed"
-    )
+    hooks = {row["name"]: row["hook"] for row in json.loads(capsys.readouterr().out)["encodings"]}
+    assert hooks.items() >= {"rope": "rotate", "alibi": "bias", "learned": "embed"}.items()
 
 
 def _answer(arguments: List[str], capsys: pytest.CaptureFixture) -> object:
@@ -185,12 +177,8 @@ def test_a_command_imports_only_its_own_part() -> None:
         "'posenc_export.commands.bench'}; "
         "sys.exit(str(others & {*sys.modules} or ''))"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", f"try:\n {program}\nexcept SystemExit:\n {check}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", f"try:\n {program}\nexcept SystemExit:\n {check}"]
+    ended = subprocess.run(command, capture_output=True, text=True)
     assert "--max-tokens" in ended.stdout and not ended.stderr.strip()
 
 
@@ -206,13 +194,11 @@ def test_an_export_is_refused_before_torch_is_imported_where_it_can_be(tmp_path:
         "import sys; from posenc_export.commands.cli import main; sys.exit(str([main(call) for "
         f"call in {calls}] + ['torch' in sys.modules]))"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     *lines, statuses = ended.stderr.splitlines()
-    assert statuses == "[2, 2, False]" and all(
-        rule in line for rule, line in zip(EARLY.values(), lines, strict=True)
-    )
+    assert statuses == "[2, 2, False]"
+    assert all(rule in line for rule, line in zip(EARLY.values(), lines, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -224,9 +210,8 @@ def unverified(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_decoder_generates_where_neither_torch_nor_onnx_can_be_imported(unverified: str) -> None:
-    subprocess.run(
-        [sys.executable, "-c", HIDDEN, unverified], check=True, stderr=subprocess.DEVNULL
-    )
+    command = [sys.executable, "-c", HIDDEN, unverified]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
 
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
@@ -243,15 +228,11 @@ def test_text_of_an_artefact_without_a_certificate_comes_with_a_line_on_stderr(
     unverified: str, capsys: pytest.CaptureFixture
 ) -> None:
     assert main(["generate", unverified, "--prompt", "x", "--max-tokens", "1"]) == 0
-    assert re.fullmatch(
-        "posenc: .* has no passed certificate: .*; run posenc verify .*\n", capsys.readouterr().err
-    )
+    said = "posenc: .* has no passed certificate: .*; run posenc verify .*\n"
+    assert re.fullmatch(said, capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(
-    "what",
-    [[], ["encodings"], ["targets"], ["presets"], ["rope_yarn"]],
-)
+@pytest.mark.parametrize("what", [[], ["encodings"], ["targets"], ["presets"], ["rope_yarn"]])
 def test_a_listing_fits_100_columns(what: List[str], capsys: pytest.CaptureFixture) -> None:
     assert main(["list", *what]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -262,13 +243,9 @@ MISSPELLED = {
     "list rope_yarm": "got 'rope_yarm'; did you mean rope_yarn?",
     "plot ropee": "got 'ropee'; did you mean rope?",
     "plot cosin": "got 'cosin'; posenc list shows all names",
-    "export block --encoding ropee --target ort -o x": (
-        "got 'ropee'; did you mean rope? posenc list shows all names"
-    ),
+    "export block --encoding ropee --target ort -o x": "did you mean rope? posenc list shows all",
     "bench tiny-rope --runtime transformer": "got 'transformer'; did you mean transformers?",
-    "bench tiny-rop": (
-        "artefact tiny-rop: expected posenc.json in it, got none; did you mean tiny-rope?"
-    ),
+    "bench tiny-rop": "expected posenc.json in it, got none; did you mean tiny-rope?",
     "plot rope:thet=3": "got 'thet'; did you mean theta?",
     "export org/name-1B --target ort -o x": (
         "got 'org/name-1B'; give one that exists, or download the model first: hf download "
@@ -316,10 +293,8 @@ def test_a_gguf_file_is_refused_with_the_command_that_exports_it(
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF")
     assert main(["verify", str(path)]) == 2
-    assert (
-        f"export the file first: posenc export {path} --target ort -o ARTEFACT"
-        in capsys.readouterr().err
-    )
+    said = f"export the file first: posenc export {path} --target ort -o ARTEFACT"
+    assert said in capsys.readouterr().err
 
 
 def test_a_folder_of_several_artefacts_is_refused_with_their_names(
@@ -329,10 +304,8 @@ def test_a_folder_of_several_artefacts_is_refused_with_their_names(
         (tmp_path / target).mkdir()
         (tmp_path / target / "posenc.json").write_text("{}")
     assert main(["inspect", str(tmp_path)]) == 2
-    assert (
-        "expected posenc.json in it, got none; give one of its subfolders onnx, ort"
-        in capsys.readouterr().err
-    )
+    said = "expected posenc.json in it, got none; give one of its subfolders onnx, ort"
+    assert said in capsys.readouterr().err
 
 
 def test_inspect_shows_encoding_sizes_and_positions_within_100_columns(
@@ -345,10 +318,8 @@ def test_inspect_shows_encoding_sizes_and_positions_within_100_columns(
     assert main(["inspect", folder]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "encoding     rope:theta=500000.0" in lines and "positions    0 .. 63" in lines
-    assert (
-        "sizes        width 64, heads 4, kv heads 4, head size 16, a step reads 16384 weights"
-        in lines
-    )
+    sizes = "width 64, heads 4, kv heads 4, head size 16, a step reads 16384 weights"
+    assert f"sizes        {sizes}" in lines
     assert max(map(len, lines)) <= 100
 
 
@@ -373,9 +344,7 @@ def test_the_top_level_package_is_typed(tmp_path: Path) -> None:
     options = "--config-file= --ignore-missing-imports --follow-imports=silent"
     command = [sys.executable, "-m", "mypy", *options.split(), "--cache-dir", str(tmp_path)]
     command.append("client.py")
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert re.findall(r"Revealed type is \"([\w.]+)\"", done.stdout) == [
         "posenc_export.runtime.session.model.Model",
         "posenc_export.runtime.session.session.Session",
@@ -389,9 +358,8 @@ def test_a_verification_of_ort_cuda_on_the_cpu_says_that_nothing_ran_on_cuda(
     folder = str(tmp_path / "artefact")
     assert main(["export", "block", "--encoding", "rope", *small.split(), "-o", folder]) == 0
     assert main(["verify", str(tmp_path / "artefact"), "--provider", "cpu", "--quick"]) == 0
-    assert capsys.readouterr().out.endswith(
-        "passed (values on the CPU only; nothing ran on CUDA)\n"
-    )
+    said = "passed (values on the CPU only; nothing ran on CUDA)\n"
+    assert capsys.readouterr().out.endswith(said)
 
 
 def test_a_check_that_failed_is_named_with_its_first_failure(

@@ -37,31 +37,23 @@ def in_stub(workdir: Path, *arguments: object) -> subprocess.CompletedProcess[st
         "PYTHONPATH": os.pathsep.join(map(str, (workdir / "site", TOP))),
     }
     command = [sys.executable, "-W", "ignore", "-m", *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=TOP, env={**os.environ, **paths}, capture_output=True, text=True, check=False
-    )
+    environment = {**os.environ, **paths}
+    return subprocess.run(command, cwd=TOP, env=environment, capture_output=True, text=True)
 
 
 def faults_of(found: Dict[str, Any], expected: cuda_placement.Placement) -> List[str]:
     """Return what is wrong with an artefact, as lines."""
     if "error" in found:  # without cuDNN
         return [] if "libcudnn" in found["error"] else [f"does not run: {found['error']}"]
-    faults = [
-        f"{count} cells, such as {cell}: {text}"
-        for text, (count, cell) in found.get("faults", {}).items()
-    ]
-    on_cpu, copies = sorted(expected.on_cpu), expected.copied
-    if (found["on_cpu"], len(found["memcpy"])) != (on_cpu, copies):
-        faults.append(
-            f"{', '.join(found['on_cpu']) or 'nothing'} on the CPU and "
-            f"{len(found['memcpy'])} copies, expected {', '.join(on_cpu) or 'nothing'} and "
-            f"{copies}"
-        )
+    cells = found.get("faults", {}).items()
+    faults = [f"{count} cells, such as {cell}: {text}" for text, (count, cell) in cells]
+    both = [(found["on_cpu"], len(found["memcpy"])), (sorted(expected.on_cpu), expected.copied)]
+    if both[0] != both[1]:
+        got, wanted = (f"{', '.join(names) or 'nothing'} and {count}" for names, count in both)
+        faults.append(f"on the CPU, and copies: {got}, expected {wanted}")
     if "capture" in found and (found["capture"] == "captured") != expected.captured:
-        faults.append(
-            f"capture of a step: {found['capture']}, expected "
-            f"{'captured' if expected.captured else 'a refusal'}"
-        )
+        wanted = "captured" if expected.captured else "a refusal"
+        faults.append(f"capture of a step: {found['capture']}, expected {wanted}")
     if found.get("step", {}).get("tf32"):
         faults.append(f"{found['step']['tf32']} products of a step in TF32")
     return faults
@@ -135,29 +127,20 @@ def main() -> int:
     parser.add_argument("--kind", choices=list(KINDS), nargs="*", default=["decoders", "presets"])
     parser.add_argument("--only", nargs="*", default=[], help="names of models")
     parser.add_argument("--no-grid", action="store_true", help="skip the parity grid")
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue an earlier run: keep the rows of WORKDIR/results.json, and run the models "
-        "without one",
-    )
+    resumed = "keep the rows of WORKDIR/results.json, and run the models without one"
+    parser.add_argument("--resume", action="store_true", help=resumed)
     parser.add_argument("--write-table", action="store_true", help="replace the table of kernels")
     options = parser.parse_args()
     workdir = options.workdir.resolve()
-    subprocess.run(
-        [Path(__file__).with_name("setup.sh"), workdir],
-        check=True,
-        env={**os.environ, "PYTHON": sys.executable},
-    )
+    environment = {**os.environ, "PYTHON": sys.executable}
+    subprocess.run([Path(__file__).with_name("setup.sh"), workdir], check=True, env=environment)
     differs = table_differs(workdir, options.write_table)
     print(f"kernels: the table is {'not ' if differs else ''}that of the provider", flush=True)
     file = workdir / "results.json"
-    rows: List[Dict[str, Any]] = (
-        json.loads(file.read_text(encoding="utf-8")) if options.resume and file.exists() else []
-    )
-    for row in results(
-        workdir, options.kind, options.only, not options.no_grid, {row["name"] for row in rows}
-    ):
+    resumes = options.resume and file.exists()
+    rows: List[Dict[str, Any]] = json.loads(file.read_text("utf-8")) if resumes else []
+    known = {row["name"] for row in rows}
+    for row in results(workdir, options.kind, options.only, not options.no_grid, known):
         rows.append(row)
         print(line(row), flush=True)
         json_rows.write(file, rows)

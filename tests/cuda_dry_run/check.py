@@ -29,11 +29,7 @@ from tests.cuda_dry_run.record import recording
 CAPACITY = 256
 # Steps before the recorded one, in which the provider allocates its scratch memory; rounds and
 # steps that are timed.
-WARM, ROUNDS, STEPS = (
-    4,
-    8,
-    20,
-)
+WARM, ROUNDS, STEPS = 4, 8, 20
 
 
 def placement(folder: Path) -> Dict[str, Any]:
@@ -45,24 +41,14 @@ def placement(folder: Path) -> Dict[str, Any]:
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     with tempfile.TemporaryDirectory() as temporary:
         options.optimized_model_filepath = f"{temporary}/optimised.onnx"
-        session = onnxruntime.InferenceSession(
-            str(folder / "model.onnx"),
-            options,
-            providers=[(cuda.NAME, cuda.OPTIONS)],
-            enable_fallback=0,
-        )
-        nodes = list(
-            _nodes(onnx.load(options.optimized_model_filepath, load_external_data=False).graph)
-        )
-    on_cpu = [
-        node.op_type
-        for part in session.get_provider_graph_assignment_info()
-        if part.ep_name != cuda.NAME
-        for node in part.get_nodes()
-    ]
-    copies = [
-        f"{node.op_type} of {node.input[0]}" for node in nodes if node.op_type.startswith("Memcpy")
-    ]
+        how: Dict[str, Any] = {"providers": [(cuda.NAME, cuda.OPTIONS)], "enable_fallback": 0}
+        session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, **how)
+        model = onnx.load(options.optimized_model_filepath, load_external_data=False)
+    nodes, assigned = [*_nodes(model.graph)], session.get_provider_graph_assignment_info()
+    others = [part.get_nodes() for part in assigned if part.ep_name != cuda.NAME]
+    on_cpu = [node.op_type for part in others for node in part]
+    moving = [node for node in nodes if node.op_type.startswith("Memcpy")]
+    copies = [f"{node.op_type} of {node.input[0]}" for node in moving]
     return {"nodes": len(nodes) - len(copies), "on_cpu": sorted(on_cpu), "memcpy": copies}
 
 
@@ -77,22 +63,16 @@ def _nodes(graph: Any) -> Iterator[Any]:
 def step_of(model: Any) -> Dict[str, Any]:
     """Return launches, copies and CPU time of a step of one row."""
     manifest = model.manifest
-    session, one = (
-        model.session(capacity=min(CAPACITY, manifest.max_positions)),
-        tokens(manifest, 1, 1)[:, 0],
-    )
+    session = model.session(capacity=min(CAPACITY, manifest.max_positions))
+    one = tokens(manifest, 1, 1)[:, 0]
     session.prefill(tokens(manifest, 1, 8), encoder=grid_inputs.encoder_rows(manifest, 1))
     for _ in range(WARM):
         session.step(one, copy=False)
     with recording() as record:
         session.step(one, copy=False)
-    launched = {
-        "launches": record.launches,
-        "tf32": record.tf32,
-        "attention": record.attention,
-        "copies": record.moved(),
-    }
-    return {**launched, "host_us": round(_least_us(lambda: session.step(one, copy=False)))}
+    launched = {"launches": record.launches, "tf32": record.tf32, "copies": record.moved()}
+    least = round(_least_us(lambda: session.step(one, copy=False)))
+    return {**launched, "attention": record.attention, "host_us": least}
 
 
 def _least_us(step: Callable[[], Any]) -> float:
@@ -124,10 +104,8 @@ def grid(model: Any, folder: Path) -> Dict[str, Any]:
             result[_general(str(error))].append(cell.name)
         for fault in {_general(text) for text in record.faults}:
             result[fault].append(cell.name)
-    return {
-        "cells": cells,
-        "faults": {text: [len(names), names[0]] for text, names in result.items()},
-    }
+    faults = {text: [len(names), names[0]] for text, names in result.items()}
+    return {"cells": cells, "faults": faults}
 
 
 def _general(text: str) -> str:
@@ -141,9 +119,8 @@ def checked(folder: Path, with_grid: bool) -> Dict[str, Any]:
     """
     result: Dict[str, Any] = {}
     try:
-        model = load(
-            folder, provider="cuda", check=False, capture=False
-        )  # without a comparison of outputs; replays launch nothing that could be examined
+        # Without a comparison of outputs; replays launch nothing that could be examined.
+        model = load(folder, provider="cuda", check=False, capture=False)
         result |= placement(folder)
         if model.manifest.states:
             result |= {"step": step_of(model), **captured(folder, model.manifest, _least_us)}

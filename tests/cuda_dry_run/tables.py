@@ -18,12 +18,8 @@ from typing import Any, Dict, List, Sequence, Tuple
 OPSETS = {"": (23, 24), "com.microsoft": (1,)}  # of our graphs
 PROVIDER = "CUDAExecutionProvider"
 SHIM = "libonnxruntime_providers_tensorrt.so"
-OTHER = {
-    "float16": 10,
-    "int64": 7,
-    "int32": 6,
-    "bool": 9,
-}  # TensorProto.DataType of the inputs that are tried
+# TensorProto.DataType of the inputs that are tried.
+OTHER = {"float16": 10, "int64": 7, "int32": 6, "bool": 9}
 # Inputs of operators whose kernels may want some of them in host memory: element type and shape,
 # None for one that is left out; further attributes.
 HALF, INDEX = ("float16", (4, 4)), ("int64", (4, 4))
@@ -56,36 +52,24 @@ TRIED: Dict[str, Tuple[Sequence[Any], Dict[str, Any]]] = {
     "Where": ([("bool", (4,)), ("float16", (4,)), ("float16", (4,))], {}),
     "GroupQueryAttention": (
         [
-            ("float16", (1, 1, 32)),
-            *[("float16", (1, 1, 16))] * 2,
-            CACHE,
-            CACHE,
-            ("int32", (1,)),
-            ("int32", ()),
-            *[("float16", (8, 8))] * 2,
+            *(("float16", (1, 1, 32)), *[("float16", (1, 1, 16))] * 2, CACHE, CACHE),
+            *(("int32", (1,)), ("int32", ()), *[("float16", (8, 8))] * 2),
         ],
         {"num_heads": 2, "kv_num_heads": 1, "do_rotary": 1},
     ),
     "MoE": (
         [
-            ("float16", (2, 16)),
-            ("float16", (2, 4)),
-            ("float16", (4, 64, 16)),
-            None,
-            ("float16", (4, 16, 32)),
+            *(("float16", (2, 16)), ("float16", (2, 4)), ("float16", (4, 64, 16))),
+            *(None, ("float16", (4, 16, 32))),
         ],
         {"k": 2, "activation_type": "swiglu", "swiglu_fusion": 1},
     ),
 }
-ALSO = {
-    "If": [0],
-    "GRU": [4],
-}  # If cannot be tried with one node; GRU needs cuDNN, which the dry run lacks
+# If cannot be tried with one node; GRU needs cuDNN, which the dry run lacks.
+ALSO = {"If": [0], "GRU": [4]}
 OUTPUTS = {"Shape": [0], "Size": [0]}  # kernels whose outputs are in host memory
-SCATTER = (
-    ["T", "T", "tensor(int64)"],
-    ["T"],
-)  # ONNX Runtime does not list the schema of this operator
+# ONNX Runtime does not list the schema of this operator.
+SCATTER = (["T", "T", "tensor(int64)"], ["T"])
 
 
 def rows() -> List[List[Any]]:
@@ -188,10 +172,8 @@ def _graph_of(domain: str, operator: str) -> bytes:
     kinds = [1 if operator == "ConstantOfShape" else kind, OTHER["int64"]]
     if operator != "TopK":
         kinds[1] = kinds[0]
-    described = [
-        helper.make_tensor_value_info(name, kinds[min(index, 1)], None)
-        for index, name in enumerate(outputs)
-    ]
+    each = [(name, kinds[min(index, 1)]) for index, name in enumerate(outputs)]
+    described = [helper.make_tensor_value_info(name, kind, None) for name, kind in each]
     opsets = [helper.make_opsetid(name, versions[-1]) for name, versions in OPSETS.items()]
     graph = helper.make_graph(nodes, operator, sources, described)
     return helper.make_model(graph, opset_imports=opsets, ir_version=11).SerializeToString()
@@ -201,9 +183,8 @@ def main(file: Path) -> None:
     import onnxruntime
 
     listed = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows())
-    file.write_text(
-        f'{{"onnxruntime":"{onnxruntime.__version__}",\n"rows":[\n{listed}\n]}}\n', encoding="utf-8"
-    )
+    text = f'{{"onnxruntime":"{onnxruntime.__version__}",\n"rows":[\n{listed}\n]}}\n'
+    file.write_text(text, encoding="utf-8")
     os._exit(0)  # the shim cannot be unloaded
 
 
@@ -212,10 +193,9 @@ def with_shim(file: Path) -> None:
     workdir = Path(os.environ["DRY_RUN"])
     place = workdir / "site/onnxruntime/capi" / SHIM
     shutil.copy(workdir / "stub/tensorrt_shim.so", place)
+    command = [sys.executable, "-m", "tests.cuda_dry_run.tables", str(file), "inside"]
     try:
-        subprocess.run(
-            [sys.executable, "-m", "tests.cuda_dry_run.tables", str(file), "inside"], check=True
-        )
+        subprocess.run(command, check=True)
     finally:
         place.unlink()
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import itertools
 import os
 import subprocess
 import sys
@@ -47,11 +48,8 @@ def test_same_input_gives_the_same_bytes_in_another_folder_and_process(
     traced = sources(block("alibi"))
     there = tmp_path / "some/other/place"
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path.cwd())}
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM.format(targets, str(there))],
-        check=True,
-        env=environment,
-    )
+    program = PROGRAM.format(targets, str(there))
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, env=environment)
     for target in targets:
         export(traced, target, tmp_path / "here" / target, verify=target == "ort" and "quick")
         assert _bytes(there / target) == _bytes(tmp_path / "here" / target)
@@ -91,9 +89,8 @@ def test_rope_block_for_ort_is_two_projections_and_one_fused_node(tmp_path: Path
 
 
 def test_no_artefact_stores_a_bias_matrix(tmp_path: Path) -> None:
-    export(
-        sources(block("alibi", max_positions=100_000)), "ort", tmp_path / "artefact", verify=False
-    )
+    long = sources(block("alibi", max_positions=100_000))
+    export(long, "ort", tmp_path / "artefact", verify=False)
     assert (tmp_path / "artefact" / "model.onnx").stat().st_size < 100_000
 
 
@@ -148,53 +145,38 @@ def test_a_module_that_mutates_a_buffer_is_refused_and_nothing_is_written(
 ) -> None:
     model = seeded(block("nope"))
     model.token_encoding = Counting()
-    with pytest.raises(
-        ValueError, match="state as inputs and outputs of the graph, got mutation of .*calls"
-    ):
+    said = "state as inputs and outputs of the graph, got mutation of .*calls"
+    with pytest.raises(ValueError, match=said):
         export(model, target, tmp_path / "artefact")
     assert not list(tmp_path.iterdir())
 
 
 def test_cuda_target_takes_half_precision_and_positions_only(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match="expected dtype float16 or bfloat16 for target ort-cuda, got float32"
+    for option, got in (
+        ({"dtype": "float32"}, "dtype float16 or bfloat16 for target ort-cuda, got float32"),
+        ({"signature": "mask"}, "signature positions for target ort-cuda, got mask"),
     ):
-        export(sources(block("rope")), "ort-cuda", tmp_path / "artefact", dtype="float32")
-    with pytest.raises(
-        ValueError, match="expected signature positions for target ort-cuda, got mask"
-    ):
-        export(sources(block("rope")), "ort-cuda", tmp_path / "artefact", signature="mask")
+        with pytest.raises(ValueError, match=f"expected {got}"):
+            export(sources(block("rope")), "ort-cuda", tmp_path / "artefact", **option)
+
+
+SIZED = {
+    "learned": encoder("learned"),
+    "rope": decoder("rope"),
+    "alibi": block("alibi", causal=False),
+}
+SIGNED = [*itertools.product(SIZED, ("positions", "mask"))]
+SIZES = "batch_size sequence_length past_sequence_length total_sequence_length logits_count"
 
 
 @pytest.mark.parametrize(
-    ("config", "signature"),
-    [
-        pytest.param(config, signature, marks=marks, id=f"{name}-{signature}")
-        for name, config, quick, group in (
-            ("encoder", encoder("learned"), ("positions",), "learned"),
-            ("decoder", decoder("rope"), ("mask",), "rope"),
-            ("bidirectional block", block("alibi", causal=False), (), "alibi"),
-        )
-        for signature in ("positions", "mask")
-        for marks in [
-            [
-                pytest.mark.xdist_group(group),
-                *([] if signature in quick else [pytest.mark.exhaustive]),
-            ]
-        ]
-    ],
+    ("name", "signature"),
+    choice(SIGNED, [("learned", "positions"), ("rope", "mask")], grouped=True),
 )
-def test_sizes_of_a_graph_have_names(config: Any, signature: str, tmp_path: Path) -> None:
-    export(sources(config), "onnx", tmp_path / "artefact", signature=signature, verify=False)
-    graph = onnx.load(tmp_path / "artefact" / "model.onnx").graph
-    names = {
-        axis.dim_param
-        for value in (*graph.input, graph.output[0])
-        for axis in value.type.tensor_type.shape.dim
-        if axis.dim_param
-    }
-    assert names <= {
-        *(
-            "batch_size sequence_length past_sequence_length total_sequence_length logits_count"
-        ).split()
-    }
+def test_sizes_of_a_graph_have_names(name: str, signature: Any, tmp_path: Path) -> None:
+    place = tmp_path / "artefact"
+    export(sources(SIZED[name]), "onnx", place, signature=signature, verify=False)
+    graph = onnx.load(place / "model.onnx").graph
+    values = (*graph.input, graph.output[0])
+    axes = [axis for value in values for axis in value.type.tensor_type.shape.dim]
+    assert {axis.dim_param for axis in axes} - {""} <= {*SIZES.split()}

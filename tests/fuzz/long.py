@@ -28,6 +28,7 @@ from tests.tiny import VARIANTS, works
 # Encodings without bidirectional models: one needs a token table of another width, LayerNorm
 # removes the digits of the other (tests/export/test_parity.py).
 NO_ENCODER = ("complex_order", "integer")
+WAYS = ("causal", "bidirectional")
 LINEAR = ("rope", "learned", "nope", "input_rnn", "sinusoidal")
 WINDOWS = ("rope", "nope", "xpos", "alibi", "input_rnn", "conditional_conv", "rope-partial")
 BYTES = ("rope", "alibi", "learned", "rope-partial")
@@ -73,20 +74,11 @@ def groups(chosen: random.Random, only: Sequence[str] = ()) -> Iterator[List[Spe
     """
     present = available()
     while True:
-        modules = [
-            (variant, kind)
-            for variant in VARIANTS
-            for kind in ("decoder", "block")
-            if works(variant, "causal")
-        ]
-        modules += [
-            (v, "encoder")
-            for v, what in VARIANTS.items()
-            if works(v, "bidirectional") and what["name"] not in NO_ENCODER
-        ]
-        modules += [
-            (name, "bidirectional") for name in REGISTRY if works(name, "bidirectional")
-        ] + [(variant, "linear") for variant in LINEAR]
+        causal, both = ([v for v in VARIANTS if works(v, way)] for way in WAYS)
+        modules = [(variant, kind) for variant in causal for kind in ("decoder", "block")]
+        modules += [(v, "encoder") for v in both if VARIANTS[v]["name"] not in NO_ENCODER]
+        modules += [(name, "bidirectional") for name in both if name in REGISTRY]
+        modules += [(variant, "linear") for variant in LINEAR]
         modules += [(variant, "bytes") for variant in BYTES]
         modules += [(variant, kind) for variant in WINDOWS for kind in ("windows", "chunks")]
         modules += [(variant, kind) for variant in (*MODULES, READING) for kind in OWN]
@@ -99,17 +91,10 @@ def groups(chosen: random.Random, only: Sequence[str] = ()) -> Iterator[List[Spe
             forms = sorted({spec.form for spec in others} - {"float32"})
             forms = ["float32", *chosen.sample(forms, min(FORMATS, len(forms)))]
             others = [spec for spec in others if spec.form in forms]
-            plain, others = (
-                [spec for spec in specs if not only or spec.provider in only]
-                for specs in (plain, others)
-            )
-            yield [
-                *plain,
-                *sorted(
-                    chosen.sample(others, min(DRAWN, len(others))),
-                    key=lambda spec: (spec.form, spec.signature),
-                ),
-            ]
+            if only:
+                plain, others = ([s for s in of if s.provider in only] for of in (plain, others))
+            drawn = chosen.sample(others, min(DRAWN, len(others)))
+            yield [*plain, *sorted(drawn, key=lambda spec: (spec.form, spec.signature))]
 
 
 def available() -> List[str]:
@@ -165,16 +150,10 @@ def run_unit(spec: Spec, number: int) -> Unit:
             run_state_machine_as_test(machine, settings=how)  # type: ignore[no-untyped-call]
         except Exception as error:  # noqa: BLE001  any exception is a finding
             noted = " ".join([said.getvalue(), *getattr(error, "__notes__", [])])
-            blob = (
-                noted[noted.find("@reproduce_failure") :].split(" as a decorator")[0]
-                if "@reproduce_failure" in noted
-                else ""
-            )
-            results = {
-                "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
-                **machine.record,
-                "blob": blob,
-            }
+            _, marker, rest = noted.partition("@reproduce_failure")
+            blob = marker + rest.split(" as a decorator")[0]
+            text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            results = {"error": text, **machine.record, "blob": blob}
             return Unit(spec, number, "finding", time.monotonic() - begun, machine.total, results)
         finally:
             subject.cache_clear()
@@ -193,21 +172,14 @@ def run_group(specs: List[Spec], number: int, end: float) -> List[Unit]:
 
 def line(unit: Unit) -> str:
     """Format a unit as one line, followed by the data to replay a finding."""
-    total = unit.total
-    counts = (
-        (
-            f"{total['sequences']} sequences, {total['calls']} calls, {total['steps']} steps, "
-            f"worst {_worst([unit])}"
-        )
-        if total
-        else ""
-    )
-    shown = f"{unit.spec}: seed {unit.seed}, {unit.seconds:.1f} s, {unit.outcome} {counts}".rstrip()
+    shown = f"{unit.spec}: seed {unit.seed}, {unit.seconds:.1f} s, {unit.outcome}"
+    if total := unit.total:
+        counts = ", ".join(f"{total[name]} {name}" for name in ("sequences", "calls", "steps"))
+        shown += f" {counts}, worst {_worst([unit])}"
     if not unit.finding:
         return shown
-    replayed = {
-        name: unit.finding[name] for name in ("spec", "options", "calls") if name in unit.finding
-    }
+    names = ("spec", "options", "calls")
+    replayed = {name: unit.finding[name] for name in names if name in unit.finding}
     return "\n  ".join((shown, unit.finding["error"], json.dumps(replayed), unit.finding["blob"]))
 
 
@@ -215,23 +187,17 @@ def summary(units: List[Unit]) -> Dict[str, Any]:
     """Return the totals of all units."""
     driven = [unit for unit in units if unit.total]
     total = {name: sum(unit.total[name] for unit in driven) for name in ("sequences", *COUNTED)}
+    passed: Dict[str, List[Unit]] = {}
+    for unit in driven:
+        passed.setdefault(unit.spec.form, []).extend([unit] * (unit.outcome == "passed"))
+    axes = ("target", "signature", "form", "provider", "kind")
     return {
         **total,
-        "worst": {
-            form: _worst(
-                [unit for unit in driven if unit.spec.form == form and unit.outcome == "passed"]
-            )
-            for form in sorted({u.spec.form for u in driven})
-        },
+        "worst": {form: _worst(units) for form, units in sorted(passed.items())},
         "artefacts": len({unit.spec for unit in driven}),
         "variants": len({unit.spec.variant for unit in driven}),
-        **{
-            f"by_{name}": _calls(driven, name)
-            for name in ("target", "signature", "form", "provider", "kind")
-        },
-        "cannot_be_exported": sorted(
-            {f"{unit.spec}: {unit.outcome}" for unit in units if not unit.total}
-        ),
+        **{f"by_{name}": _calls(driven, name) for name in axes},
+        "cannot_be_exported": sorted({f"{u.spec}: {u.outcome}" for u in units if not u.total}),
         "findings": [unit.finding for unit in units if unit.finding],
     }
 

@@ -13,16 +13,8 @@ def _case(spec: Sequence[Any], *calls: Dict[str, Any], rewind: int = 256) -> Dic
 
 def _read(*counts: int, do: str = "prefill", **others: Any) -> Dict[str, Any]:
     """Return a call that reads a number of tokens of each row."""
-    rows = [[0, -1, count] for count in counts]
-    return {
-        "do": do,
-        "on": 0,
-        "rows": rows,
-        "start": None,
-        "padding": None,
-        "chunk": None,
-        **others,
-    }
+    rows, none = [[0, -1, count] for count in counts], dict.fromkeys(("start", "padding", "chunk"))
+    return {"do": do, "on": 0, "rows": rows, **none, **others}
 
 
 def _steps(times: int, text: int = 0, copy: bool = False) -> Dict[str, Any]:
@@ -45,17 +37,13 @@ FOUND: Dict[str, Dict[str, Any]] = {
     ),
     # Scores of large positions amplify rounding; the bound of these calls did not know.
     "a row whose scores amplify rounding": _case(
-        ("integer", "block", "torchscript", "positions", 600),
-        _read(25, chunk=1, keep=None),
+        ("integer", "block", "torchscript", "positions", 600), _read(25, chunk=1, keep=None)
     ),
     # The slot of a step that might have broken off was filled although a full cache does not have
     # it: IndexError.
     "a fork of a cache that steps have filled to its end": _case(
         ("rope", "decoder", "ort", "mask", 40),
-        _read(21),
-        _steps(19),
-        {"do": "fork", "on": 0},
-        _rewind(3),
+        *(_read(21), _steps(19), {"do": "fork", "on": 0}, _rewind(3)),
         _steps(2, text=1, copy=True),
     ),
     # A query that sees nothing gave NaN, which stayed in the slot of the padding: the mask hides
@@ -75,18 +63,12 @@ FOUND: Dict[str, Dict[str, Any]] = {
     # keys stopped at the end of its table.
     "more columns than positions, keys turned when they are read": _case(
         ("rope_longrope-short", "decoder", "ort", "mask", 40),
-        _read(0, 0, 31, 0),
-        _read(0, 0, 0, 2),
-        _read(0, 0, 0, 8),
+        *(_read(0, 0, 31, 0), _read(0, 0, 0, 2), _read(0, 0, 0, 8)),
     ),
     # Counted from where the row stood, not from the furthest it had read.
     "a rewind behind a rewind that used up what is kept": _case(
         ("nope", "linear", "onnx", "positions", 40),
-        _read(1),
-        _read(6, chunk=2),
-        _steps(15),
-        _rewind(21),
-        _rewind(1),
+        *(_read(1), _read(6, chunk=2), _steps(15), _rewind(21), _rewind(1)),
         rewind=20,
     ),
     # The mask had as many columns as tokens of the call, since these models cache no keys.
@@ -100,10 +82,7 @@ FOUND: Dict[str, Dict[str, Any]] = {
     # Memory for the first row alone was reserved, and rows without new tokens lost theirs.
     "a row that reads alone beside one that fills its memory": _case(
         ("fox", "block", "onnx-static"),
-        _read(0, 0, 0, 30),
-        _steps(10),
-        _read(1, 0, 0, 0),
-        _rewind(1),
+        *(_read(0, 0, 0, 30), _steps(10), _read(1, 0, 0, 0), _rewind(1)),
     ),
     # Keys were written behind the last slots of the call, where padding of the shorter rows goes.
     "a row without tokens beside shorter ones, keys counted from the last": _case(
@@ -115,12 +94,8 @@ FOUND: Dict[str, Dict[str, Any]] = {
             ("mrope", "block", "ort", "positions", 40), _read(5), _wrong(name)
         )
         for name in (
-            "start of another rank",
-            "rewind of another rank",
-            "ragged rows in a row",
-            "mask of ragged lists",
-            "step of ragged lists",
-            "grid of ragged lists",
+            *("start of another rank", "rewind of another rank", "ragged rows in a row"),
+            *(f"{what} of ragged lists" for what in ("mask", "step", "grid")),
         )
     },
 }

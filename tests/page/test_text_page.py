@@ -18,7 +18,7 @@ from posenc_export.page.folder import LIBRARIES, TALKS, TEXT_PAGE, TEXTS, WEB
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.chat_template import needed_chat_codec
-from tests.page.test_page import NODE_MODULES, opened, with_chromium
+from tests.page.test_page import NODE_MODULES, contents, opened, shown_by, with_chromium
 from tests.tiny import block
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -33,21 +33,17 @@ TEMPLATE = (
 )
 
 
-def _artefact(folder: Path, target: str, **files: bytes) -> Path:
-    """Export a seeded decoder with a tokenizer of 300 ids and a token <s>."""
+def _artefact(folder: Path, target: str) -> Path:
+    """Export a seeded decoder with TEMPLATE and a tokenizer of 300 ids and a token <s>."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = (
-        tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False),
-        tokenizers.decoders.ByteLevel(),
-    )
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<s>"],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    of = {"initial_alphabet": tokenizers.pre_tokenizers.ByteLevel.alphabet()}
+    of |= {"special_tokens": ["<s>"], "show_progress": False}
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, **of)
     tokenizer.train_from_iterator([*TEXTS, *(json.dumps(talk) for talk in TALKS)], trainer)
     stack = seeded(decoder_config(vocabulary=300, layers=1, hidden=40, block=block("rope")))
+    files = {"chat_template.jinja": TEMPLATE}
     stack.text = Text(tokenizer=tokenizer.to_str().encode(), files=files)  # type: ignore[union-attr,assignment]
     export(stack, target, folder, verify=False)
     return folder
@@ -55,9 +51,7 @@ def _artefact(folder: Path, target: str, **files: bytes) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _artefact(
-        tmp_path_factory.mktemp("text") / "artefact", "ort", **{"chat_template.jinja": TEMPLATE}
-    )
+    return _artefact(tmp_path_factory.mktemp("text") / "artefact", "ort")
 
 
 @pytest.fixture
@@ -69,52 +63,30 @@ def web(tmp_path: Path) -> Path:
     for name in files:
         (tmp_path / "node_modules" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "node_modules" / name).write_text(name)
-    (tmp_path / "node_modules" / "onnxruntime-web" / "package.json").write_text(
-        '{"version": "1.2.3"}'
-    )
-    return tmp_path / "node_modules" / "onnxruntime-web"
+    web = tmp_path / "node_modules" / "onnxruntime-web"
+    (web / "package.json").write_text('{"version": "1.2.3"}')
+    return web
 
 
 def test_a_page_holds_the_tokenizer_the_template_and_tokens_to_compare(
     folder: Path, web: Path, tmp_path: Path
 ) -> None:
     write(folder, tmp_path / "page", web)
-    results = {
-        str(path.relative_to(tmp_path / "page"))
-        for path in (tmp_path / "page").rglob("*")
-        if path.is_file()
-    }
     model = {"page.json", "model.onnx", "model.onnx.data", "tokenizer.json"}
-    assert results == {
-        *TEXT_PAGE,
-        *model,
-        *(f"onnxruntime-web/{name}" for name in WEB),
-        *(f"text/{name}" for name in LIBRARIES),
-    }
-    shown, chat = (
-        json.loads((tmp_path / "page" / "page.json").read_bytes()),
-        needed_chat_codec(folder, manifests.read(folder)),
-    )
-    assert (
-        shown["template"] == TEMPLATE.decode()
-        and shown["ends"] == list(chat.ends)
-        and shown["states"][0]["shape"] == [1, 3, 0, 16]
-    )
-    assert shown["samples"][: len(TEXTS)] == [
-        {"text": text, "ids": chat.codec.encode(text)} for text in TEXTS
-    ]
-    assert shown["samples"][len(TEXTS) :] == [
-        {"messages": talk, "ids": chat.encode(talk)} for talk in TALKS
-    ]
+    libraries = [*(f"onnxruntime-web/{n}" for n in WEB), *(f"text/{n}" for n in LIBRARIES)]
+    assert contents(tmp_path / "page").keys() == {*TEXT_PAGE, *model, *libraries}
+    shown, chat = shown_by(tmp_path / "page"), needed_chat_codec(folder, manifests.read(folder))
+    assert shown["template"] == TEMPLATE.decode() and shown["ends"] == list(chat.ends)
+    assert shown["states"][0]["shape"] == [1, 3, 0, 16]
+    texts = [{"text": text, "ids": chat.codec.encode(text)} for text in TEXTS]
+    talks = [{"messages": talk, "ids": chat.encode(talk)} for talk in TALKS]
+    assert shown["samples"] == texts + talks
 
 
 def test_a_library_that_is_not_there_is_named(folder: Path, web: Path, tmp_path: Path) -> None:
     shutil.rmtree(web.parent / "@huggingface" / "jinja")
-    with pytest.raises(
-        ValueError,
-        match="page: expected the npm package @huggingface/jinja beside onnxruntime-web .*, got "
-        "none; npm install @huggingface/jinja",
-    ):
+    said = "beside onnxruntime-web .*, got none; npm install @huggingface/jinja"
+    with pytest.raises(ValueError, match=f"page: expected the npm package @hugg.*/jinja {said}"):
         write(folder, tmp_path / "page", web)
     assert not (tmp_path / "page").exists()
 
@@ -122,13 +94,11 @@ def test_a_library_that_is_not_there_is_named(folder: Path, web: Path, tmp_path:
 def test_calls_that_give_other_logits_than_a_session_are_found(
     folder: Path, web: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inputs = graph.inputs
-    monkeypatch.setattr(
-        graph, "inputs", lambda manifest, tokens, held: inputs(manifest, [*tokens[:-1], 0], held)
-    )
-    with pytest.raises(
-        ValueError, match="page: expected calls of the graph to give the logits of a session within"
-    ):
+    right = graph.inputs
+    wrong = lambda manifest, tokens, held: right(manifest, [*tokens[:-1], 0], held)  # noqa: E731
+    monkeypatch.setattr(graph, "inputs", wrong)
+    said = "page: expected calls of the graph to give the logits of a session within"
+    with pytest.raises(ValueError, match=said):
         write(folder, tmp_path / "page", web)
 
 
@@ -137,18 +107,13 @@ def test_calls_that_give_other_logits_than_a_session_are_found(
 def test_a_browser_gives_the_tokens_of_a_conversation_on_a_session(
     target: str, tmp_path: Path
 ) -> None:
-    source = _artefact(tmp_path / "a", target, **{"chat_template.jinja": TEMPLATE})
+    source = _artefact(tmp_path / "a", target)
     write(source, tmp_path / "page", NODE_MODULES / "onnxruntime-web")
     message = "Hello, na\u00efve \U0001f642 world"
-    result, document = opened(
-        tmp_path, f"temperature=0&tokens=40&message={quote(message)}", "--disable-gpu"
-    )
-    model = load(source, provider="cpu")
-    chat = model.conversation()
-    reply = "".join(chat.reply(message, 40))
+    query = f"temperature=0&tokens=40&message={quote(message)}"
+    result, document = opened(tmp_path, query, "--disable-gpu")
+    chat = load(source, provider="cpu").conversation()
+    assert result["reply"] == "".join(chat.reply(message, 40))
     assert [int(token) for token in result["tokens"].split()] == chat.tokens
-    assert result["reply"] == reply
-    assert (
-        result["checked"] == "true"
-        and f"{len(TEXTS) + len(TALKS)} texts have the tokens" in document
-    )
+    assert result["checked"] == "true"
+    assert f"{len(TEXTS) + len(TALKS)} texts have the tokens" in document

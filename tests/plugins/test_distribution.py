@@ -52,15 +52,14 @@ def installed(distribution: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _proved_elsewhere(folder: Path) -> Any:
     """Verify an artefact in a process that has neither torch nor the distribution."""
-    environment = {**os.environ, "PYTHONPATH": str(TOP)}
-    done = subprocess.run(
-        [sys.executable, "-c", HIDDEN, str(folder)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment,
-    )
-    return json.loads(done.stdout)
+    return json.loads(_printed(TOP, HIDDEN, str(folder)))
+
+
+def _printed(path: object, *program: str) -> str:
+    """Run a program with a path of modules, and return what it prints."""
+    how: Any = {"capture_output": True, "text": True, "check": True}
+    environment = {**os.environ, "PYTHONPATH": str(path)}
+    return str(subprocess.run([sys.executable, "-c", *program], env=environment, **how).stdout)
 
 
 @pytest.fixture(scope="module")
@@ -96,17 +95,13 @@ def test_an_artefact_names_the_package_and_inspect_prints_it(
     artefact: Path, capsys: pytest.CaptureFixture
 ) -> None:
     assert main(["inspect", str(artefact)]) == 0
-    assert ["package", "cosine, from posenc-mine 1.2.3"] in [
-        line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()
-    ]
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert ["package", "cosine, from posenc-mine 1.2.3"] in lines
 
 
 def test_the_error_about_rebuilding_without_the_package_names_it(artefact: Path) -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"encoding cosine: expected posenc-mine 1\.2\.3, .* got no such encoding; install "
-        r"posenc-mine",
-    ):
+    said = r"expected posenc-mine 1\.2\.3, .* got no such encoding; install posenc-mine"
+    with pytest.raises(ValueError, match=f"encoding cosine: {said}"):
         verify(artefact)
 
 
@@ -115,11 +110,8 @@ def test_list_shows_installed_encodings_and_why_others_cannot_be_used(
 ) -> None:
     assert main(["list", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["encodings"]}
-    assert (rows["cosine"]["hook"], rows["cosine"]["parameters"], rows["cosine"]["package"]) == (
-        "bias",
-        "period=24",
-        "posenc-mine 1.2.3",
-    )
+    cosine = {"hook": "bias", "parameters": "period=24", "package": "posenc-mine 1.2.3"}
+    assert rows["cosine"].items() >= cosine.items()
     assert rows["slow"]["source"] == "A slow decay, as one function (made for these tests)."
     refused = {name for name, row in rows.items() if row["source"].startswith("refused: ")}
     assert refused == {"absent", "failing", "period", "alibi"} and rows["rope"]["package"] == "-"
@@ -137,10 +129,8 @@ def test_an_installed_encoding_is_plotted(spec: str, installed: Path, tmp_path: 
 def test_an_installed_encoding_passes_the_checks_for_authors_on_every_target(
     name: str, installed: Path
 ) -> None:
-    assert all(
-        certificate["passed"]
-        for certificate in check_encoding(encodings.KNOWN[name])["targets"].values()
-    )
+    certificates = check_encoding(encodings.KNOWN[name])["targets"].values()
+    assert all(certificate["passed"] for certificate in certificates)
 
 
 REFUSED = {
@@ -178,15 +168,12 @@ def test_a_broken_entry_point_does_not_affect_commands_that_do_not_use_it(
     distribution: Path,
 ) -> None:
     """Run in a new process, because encodings are registered when modules are imported."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TOP), str(distribution)])}
     program = (
         "from posenc_export import load_preset; "
         "print(type(load_preset('small-alibi').attentions()[0].encoding).__module__)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
-    )
-    assert done.stdout.strip() == "posenc_export.encodings.alibi"
+    printed = _printed(f"{TOP}{os.pathsep}{distribution}", program)
+    assert printed.strip() == "posenc_export.encodings.alibi"
 
 
 def test_a_module_of_the_distribution_is_exported_and_verified_in_another_process(

@@ -23,14 +23,10 @@ MODELS: Dict[str, Tuple[List[int], str, Dict[str, int], Dict[str, Any]]] = {
     "glm_ocr": (SPLIT, "GlmOcrModel", {}, {"split": True}),
     "qwen3_vl": (SPLIT, "Qwen3VLModel", {}, {"split": True}),
     "qwen2_vl": (WHOLE, "Qwen2VLModel", {}, {}),
-    "ernie4_5_vl_moe": (
-        [0, *[2] * 4, 0, *[2] * 4],
-        "Ernie4_5_VLMoeModel",
-        {"temporal_merge_size": 2},
-        {"merge_time": 2},
-    ),
+    "ernie4_5_vl_moe": ([0, *[2] * 4, 0, *[2] * 4], "Ernie4_5_VLMoeModel",
+        {"temporal_merge_size": 2}, {"merge_time": 2}),
     "qwen2_5_vl": (WHOLE, "Qwen2_5_VLModel", {"tokens_per_second": 3}, {"intervals": [0.9, 5.1]}),
-}
+}  # fmt: skip
 
 
 def _theirs(name: str, kinds: List[int]) -> Tuple[Any, Any]:
@@ -41,15 +37,11 @@ def _theirs(name: str, kinds: List[int]) -> Tuple[Any, Any]:
     _, cls, keys, _ = MODELS[name]
     model = getattr(importlib.import_module(f"transformers.models.{name}.modeling_{name}"), cls)
     numbers = SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2, **keys))
-    me = SimpleNamespace(
-        config=numbers,
-        get_vision_position_ids=functools.partial(model.get_vision_position_ids, None),
-    )
-    given = torch.tensor([kinds])
+    places = functools.partial(model.get_vision_position_ids, None)
+    me = SimpleNamespace(config=numbers, get_vision_position_ids=places)
+    given, grids = torch.tensor([kinds]), (torch.tensor(IMAGES), torch.tensor(VIDEOS))
     seconds = {"second_per_grid_ts": torch.tensor([0.3, 1.7])} if name == "qwen2_5_vl" else {}
-    return model.get_rope_index(
-        me, given * 0, given, torch.tensor(IMAGES), torch.tensor(VIDEOS), **seconds
-    )  # type: ignore[no-any-return]
+    return model.get_rope_index(me, given * 0, given, *grids, **seconds)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -71,12 +63,7 @@ def test_following_text_of_each_row_starts_after_its_largest_coordinate() -> Non
 @pytest.mark.parametrize(
     ("places", "count", "named"),
     [
-        (
-            np.zeros((3, 4), np.int64),
-            1,
-            "expected places to be whole numbers [3,B,S] and count 0 or more, got int64 [3, "
-            "4] and 1",
-        ),
+        (np.zeros((3, 4), np.int64), 1, "[3,B,S] and count 0 or more, got int64 [3, 4] and 1"),
         (np.zeros((3, 1, 4)), 1, "got float64 [3, 1, 4] and 1"),
         (np.zeros((3, 1, 0), np.int64), 1, "got int64 [3, 1, 0] and 1"),
         (np.zeros((3, 1, 4), np.int64), -1, "got int64 [3, 1, 4] and -1"),
@@ -90,24 +77,16 @@ def test_arrays_of_another_shape_than_three_coordinates_per_row_are_refused(
 
 
 def test_a_merge_below_one_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="merge and merge_time of at least 1, got 'largest', 2 and 0"
-    ):
+    said = "merge and merge_time of at least 1, got 'largest', 2 and 0"
+    with pytest.raises(ValueError, match=said):
         coordinates([2], videos=[(1, 2, 2)], merge_time=0)
 
 
 def test_text_after_an_image_continues_from_the_largest_coordinate_or_from_the_sides() -> None:
-    kinds = [0, 2, 2, 2, 0]
-    assert coordinates(kinds, videos=[(3, 2, 2)]).tolist() == [
-        [0, 1, 2, 3, 4],
-        [0, 1, 1, 1, 4],
-        [0, 1, 1, 1, 4],
-    ]
-    assert coordinates(kinds, videos=[(3, 2, 2)], behind="sides").tolist() == [
-        [0, 1, 2, 3, 2],
-        [0, 1, 1, 1, 2],
-        [0, 1, 1, 1, 2],
-    ]
+    for behind, following_text in (("largest", 4), ("sides", 2)):
+        found = coordinates([0, 2, 2, 2, 0], videos=[(3, 2, 2)], behind=behind).tolist()
+        assert [row[:4] for row in found] == [[0, 1, 2, 3], [0, 1, 1, 1], [0, 1, 1, 1]]
+        assert [row[4] for row in found] == [following_text] * 3
 
 
 @pytest.mark.parametrize(

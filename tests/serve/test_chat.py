@@ -12,7 +12,7 @@ from posenc_export.runtime.session.model import Model
 from posenc_export.serve.batch import log_probabilities
 from posenc_export.serve.requests import Limits
 from tests.serve.models import artefact, opened
-from tests.serve.test_http import Client, running
+from tests.serve.test_http import Client, _usage, of_openai, running
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("fastapi")
@@ -43,17 +43,14 @@ def stop(model: Model) -> int:
 def port(model: Model) -> Iterator[int]:
     from posenc_export.serve.app import application
 
-    with running(application("tiny", model, LIMITS, chat=ChatCodec(ByteCodec(), TEMPLATE, {}))) as (
-        port,
-        _,
-    ):
+    chat = ChatCodec(ByteCodec(), TEMPLATE, {})
+    with running(application("tiny", model, LIMITS, chat=chat)) as (port, _):
         yield port
 
 
 def _expected(model: Model, prompt: bytes, count: int) -> str:
-    return bytes(int(token[0]) for token in model.session().generate([list(prompt)], count)).decode(
-        errors="replace"
-    )
+    tokens = model.session().generate([list(prompt)], count)
+    return bytes(int(token[0]) for token in tokens).decode(errors="replace")
 
 
 def test_a_reply_is_the_continuation_of_the_rendered_conversation(port: int, model: Model) -> None:
@@ -62,10 +59,7 @@ def test_a_reply_is_the_continuation_of_the_rendered_conversation(port: int, mod
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b", "tool_calls": None},
     ]
-    last = {
-        "role": "user",
-        "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "d"}],
-    }
+    last = {"role": "user", "content": [{"type": "text", "text": text} for text in "cd"]}
     status, answer = Client(port).ask(CHAT, {**HELLO, "messages": [*turns, last]})
     assert status == 200
     assert answer["object"] == "chat.completion"
@@ -74,62 +68,36 @@ def test_a_reply_is_the_continuation_of_the_rendered_conversation(port: int, mod
     prompt = b"s:Be\nu:a\na:b\nu:c\nd\na:"
     assert choice["message"] == {"role": "assistant", "content": _expected(model, prompt, 12)}
     assert choice["finish_reason"] == "length"
-    assert answer["usage"] == {
-        "prompt_tokens": len(prompt),
-        "completion_tokens": 12,
-        "total_tokens": len(prompt) + 12,
-    }
+    assert answer["usage"] == _usage(len(prompt), 12)
 
 
 def test_a_stream_begins_with_the_role_and_has_the_text_of_the_whole_reply(port: int) -> None:
-    openai = pytest.importorskip("openai")
-    with openai.OpenAI(
-        base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
-    ) as client:
-        given: Dict[str, Any] = {**HELLO, "model": "tiny", "n": 2, "seed": 3, "temperature": 0.9}
-        whole = client.chat.completions.create(**given)
-        parts = list(
-            client.chat.completions.create(
-                **given, stream=True, stream_options={"include_usage": True}
-            )
-        )
+    given: Dict[str, Any] = {**HELLO, "model": "tiny", "n": 2, "seed": 3, "temperature": 0.9}
+    with of_openai(port) as client:
+        create = client.chat.completions.create
+        whole = create(**given)
+        parts = list(create(**given, stream=True, stream_options={"include_usage": True}))
+        choices = [part.choices[0] for part in parts if part.choices]
         for choice in whole.choices:
-            mine = [
-                part.choices[0]
-                for part in parts
-                if part.choices and part.choices[0].index == choice.index
-            ]
+            mine = [part for part in choices if part.index == choice.index]
             assert [part.delta.role for part in mine] == ["assistant", *[None] * (len(mine) - 1)]
             assert "".join(part.delta.content for part in mine) == choice.message.content
             assert mine[-1].finish_reason == choice.finish_reason == "length"
         assert parts[-1].usage == whole.usage
         assert whole.usage.completion_tokens == 24
         assert parts[0].object == "chat.completion.chunk"
-        again = client.chat.completions.create(
-            **{
-                **given,
-                "messages": [
-                    *HELLO["messages"],
-                    whole.choices[0].message,
-                    {"role": "user", "content": "?"},
-                ],
-            }
-        )
+        further = [whole.choices[0].message, {"role": "user", "content": "?"}]
+        again = create(**{**given, "messages": [*HELLO["messages"], *further]})
         assert again.choices[0].message.role == "assistant"
 
 
 def test_log_probabilities_come_with_each_token(port: int) -> None:
-    openai = pytest.importorskip("openai")
-    with openai.OpenAI(
-        base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
-    ) as client:
-        given: Dict[str, Any] = {**HELLO, "model": "tiny", "logprobs": True, "top_logprobs": 3}
-        whole = client.chat.completions.create(**given).choices[0].logprobs.content
-        streamed = [
-            one
-            for part in client.chat.completions.create(**given, stream=True)
-            for one in part.choices[0].logprobs.content
-        ]
+    given: Dict[str, Any] = {**HELLO, "model": "tiny", "logprobs": True, "top_logprobs": 3}
+    with of_openai(port) as client:
+        create = client.chat.completions.create
+        whole = create(**given).choices[0].logprobs.content
+        parts = [part.choices[0].logprobs.content for part in create(**given, stream=True)]
+    streamed = [one for part in parts for one in part]
     assert len(whole) == 12 and streamed == whole
     for token in whole:
         assert token.top_logprobs[0].logprob == token.logprob < 0
@@ -142,31 +110,27 @@ def test_log_probabilities_are_logarithms_of_the_softmax() -> None:
     result = log_probabilities(logits, 0, 2)
     total = math.log(sum(math.exp(float(one)) for one in logits))
     assert [index for index, _ in result] == [0, 1, 2]
-    assert np.allclose(
-        [value for _, value in result], [1 - total, 3 - total, 3 - total], rtol=1e-12
-    )
+    values = [value for _, value in result]
+    assert np.allclose(values, [1 - total, 3 - total, 3 - total], rtol=1e-12)
 
 
 def test_a_reply_ends_at_the_ids_of_the_model_and_at_stop_strings(
     port: int, stop: int, model: Model
 ) -> None:
-    whole = Client(port).ask(
-        CHAT, {**HELLO, "stop_token_ids": [stop], "logprobs": True, "return_token_ids": True}
-    )[1]["choices"][0]
+    asked = {**HELLO, "stop_token_ids": [stop], "logprobs": True, "return_token_ids": True}
+    whole = Client(port).choice(asked, CHAT)
     assert whole["finish_reason"] == "stop" and whole["token_ids"][-1] == stop
-    assert [token["token"] for token in whole["logprobs"]["content"]] == [
-        ByteCodec().spelled(token) for token in whole["token_ids"][:-1]
-    ]
+    spelled = [token["token"] for token in whole["logprobs"]["content"]]
+    assert spelled == [*map(ByteCodec().spelled, whole["token_ids"][:-1])]
     text = _expected(model, b"u:Hello\na:", 12)
-    choice = Client(port).ask(CHAT, {**HELLO, "stop": [text[4:6]]})[1]["choices"][0]
+    choice = Client(port).choice({**HELLO, "stop": [text[4:6]]}, CHAT)
     assert choice["message"]["content"] == text[: text.find(text[4:6])]
     assert choice["finish_reason"] == "stop"
 
 
 def test_a_reply_without_max_tokens_goes_to_the_end_of_the_context(port: int) -> None:
-    answer = Client(port).ask(
-        CHAT, {"messages": [{"role": "user", "content": "x" * 50}], "temperature": 0}
-    )[1]
+    messages = [{"role": "user", "content": "x" * 50}]
+    answer = Client(port).ask(CHAT, {"messages": messages, "temperature": 0})[1]
     assert answer["usage"]["total_tokens"] == 120
     assert answer["choices"][0]["finish_reason"] == "length"
 
@@ -205,9 +169,7 @@ def test_a_model_without_a_template_says_so(model: Model) -> None:
 
     with running(application("tiny", model, LIMITS)) as (port, _):
         status, answer = Client(port).ask(CHAT, HELLO)
-        assert (status, "expected a model with a chat template" in answer["error"]["message"]) == (
-            400,
-            True,
-        )
+        assert status == 400
+        assert "expected a model with a chat template" in answer["error"]["message"]
         listed: List[Any] = Client(port).ask("/openapi.json")[1]["paths"]
         assert CHAT in listed

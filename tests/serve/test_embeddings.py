@@ -28,10 +28,8 @@ def model() -> Model:
 
 @pytest.fixture
 def client(model: Model) -> Iterator[TestClient]:
-    with TestClient(
-        application("tiny", model, Limits(queue=2), Access(key=KEY)),
-        headers={"Authorization": f"Bearer {KEY}"},
-    ) as client:
+    app = application("tiny", model, Limits(queue=2), Access(key=KEY))
+    with TestClient(app, headers={"Authorization": f"Bearer {KEY}"}) as client:
         yield client
 
 
@@ -39,6 +37,10 @@ def embedded(client: TestClient, **body: Any) -> Any:
     response = client.post("/v1/embeddings", json=body)
     assert response.status_code == 200, response.text
     return response.json()
+
+
+def first(client: TestClient, **body: Any) -> Any:
+    return embedded(client, **body)["data"][0]["embedding"]
 
 
 def test_texts_and_token_ids_give_embeddings_in_order_with_token_counts(
@@ -50,23 +52,17 @@ def test_texts_and_token_ids_give_embeddings_in_order_with_token_counts(
     assert result["model"] == "tiny"
     assert result["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
     assert [entry["index"] for entry in result["data"]] == [0, 1]
-    assert np.array_equal(
-        np.array([entry["embedding"] for entry in result["data"]], np.float32), expected
-    )
+    numbers = np.array([entry["embedding"] for entry in result["data"]], np.float32)
+    assert np.array_equal(numbers, expected)
     for same in ("w5 w6", [0, 5, 6, 2], [[0, 5, 6, 2]]):
-        assert np.allclose(
-            embedded(client, input=same)["data"][0]["embedding"], expected[0], atol=1e-6
-        )
+        assert np.allclose(first(client, input=same), expected[0], atol=1e-6)
 
 
 def test_base64_holds_the_bytes_of_float32_numbers(client: TestClient) -> None:
-    plain, coded = (
-        embedded(client, input="w5", encoding_format=form)["data"][0]["embedding"]
-        for form in ("float", "base64")
-    )
-    assert np.array_equal(
-        np.frombuffer(base64.b64decode(coded), "<f4"), np.array(plain, np.float32)
-    )
+    forms = ("float", "base64")
+    plain, coded = (first(client, input="w5", encoding_format=form) for form in forms)
+    numbers = np.frombuffer(base64.b64decode(coded), "<f4")
+    assert np.array_equal(numbers, np.array(plain, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -91,11 +87,8 @@ def test_what_cannot_be_embedded_is_refused(
 
 def test_the_listed_length_is_that_at_which_texts_are_cut(client: TestClient, model: Model) -> None:
     (row,) = session_text.rows_of(model, ["w5 " * 200])
-    assert (
-        client.get("/v1/models").json()["data"][0]["max_model_len"]
-        == len(row)
-        < model.manifest.max_positions
-    )
+    listed = client.get("/v1/models").json()["data"][0]["max_model_len"]
+    assert listed == len(row) < model.manifest.max_positions
 
 
 @pytest.mark.parametrize(
@@ -117,16 +110,9 @@ def test_another_path_or_method_is_answered_with_those_of_this_server(
 def test_the_key_guards_embeddings_and_models_but_not_health(client: TestClient) -> None:
     assert client.get("/health").json() == {"status": "ready"}
     assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
-    for path in ("/v1/embeddings", "/v1/models"):
-        assert (
-            client.request(
-                "POST" if "emb" in path else "GET",
-                path,
-                json={"input": "w5"},
-                headers={"Authorization": ""},
-            ).status_code
-            == 401
-        )
+    for method, path in (("POST", "/v1/embeddings"), ("GET", "/v1/models")):
+        given: Any = {"json": {"input": "w5"}, "headers": {"Authorization": ""}}
+        assert client.request(method, path, **given).status_code == 401
 
 
 def test_a_module_in_memory_is_refused_before_it_is_served(model: Model) -> None:

@@ -27,9 +27,7 @@ pytest.importorskip("prometheus_client")
 pytestmark = pytest.mark.xdist_group("serve")
 LIMITS = Limits(rows=6, queue=40, context=300, chunk=32)
 LONG = {"prompt": [97], "max_tokens": 250, "temperature": 0}
-
-
-JSON = {"Content-Type": "application/json"}
+JSON, COMPLETIONS = {"Content-Type": "application/json"}, "/v1/completions"
 
 
 class Client:
@@ -39,34 +37,30 @@ class Client:
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
 
     def ask(self, path: str, body: Optional[Dict[str, Any]] = None) -> Tuple[int, Any]:
-        self.connection.request(
-            "GET" if body is None else "POST",
-            path,
-            None if body is None else json.dumps(body),
-            JSON,
-        )
+        self.send(path, body)
         with contextlib.closing(self.connection):
             answer = self.connection.getresponse()
             text = answer.read().decode()
-        return answer.status, json.loads(text) if answer.headers["content-type"].startswith(
-            "application/json"
-        ) else text
+        is_json = answer.headers["content-type"].startswith("application/json")
+        return answer.status, json.loads(text) if is_json else text
+
+    def send(self, path: str, body: Optional[Dict[str, Any]] = None) -> None:
+        content = None if body is None else json.dumps(body)
+        self.connection.request("GET" if body is None else "POST", path, content, JSON)
+
+    def choice(self, body: Dict[str, Any], path: str = COMPLETIONS) -> Dict[str, Any]:
+        """Return the first choice of an answer."""
+        return dict(self.ask(path, body)[1]["choices"][0])
 
     def events(self, body: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
         """Yield server-sent events up to [DONE]. Closes the connection if the caller stops
         earlier.
         """
-        self.connection.request(
-            "POST",
-            "/v1/completions",
-            json.dumps({**body, "stream": True, "return_token_ids": True}),
-            JSON,
-        )
+        self.send(COMPLETIONS, {**body, "stream": True, "return_token_ids": True})
         answer = self.connection.getresponse()
         try:
-            assert answer.status == 200 and answer.headers["content-type"].startswith(
-                "text/event-stream"
-            ), answer.read()
+            kind = answer.headers["content-type"]
+            assert answer.status == 200 and kind.startswith("text/event-stream"), answer.read()
             for line in answer:
                 if line.strip() == b"data: [DONE]":
                     return
@@ -118,12 +112,14 @@ def port(app: Any) -> Iterator[int]:
 
 
 def _metric(port: int, name: str) -> float:
-    lines = [
-        line
-        for line in Client(port).ask("/metrics")[1].splitlines()
-        if line.startswith(f"{name} ") or line.startswith(f"{name}{{")
-    ]
-    return sum(float(line.rpartition(" ")[2]) for line in lines)
+    lines = Client(port).ask("/metrics")[1].splitlines()
+    found = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+    return sum(float(line.rpartition(" ")[2]) for line in found)
+
+
+def _usage(prompt: int, completion: int) -> Dict[str, int]:
+    total = prompt + completion
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
 
 
 def _until(port: int, name: str, value: float) -> None:
@@ -144,13 +140,8 @@ def test_sixteen_clients_get_what_each_gets_alone_while_others_leave(
         request = requests[index]
         body = {"prompt": list(request.prompt), "max_tokens": request.max_tokens, "temperature": 0}
         if index % 3 == 0:  # a response without streaming
-            status, answer = Client(port).ask("/v1/completions", {**body, "return_token_ids": True})
-            assert status == 200
-            assert answer["usage"] == {
-                "prompt_tokens": len(request.prompt),
-                "completion_tokens": 24,
-                "total_tokens": len(request.prompt) + 24,
-            }
+            status, answer = Client(port).ask(COMPLETIONS, {**body, "return_token_ids": True})
+            assert status == 200 and answer["usage"] == _usage(len(request.prompt), 24)
             return list(answer["choices"][0]["token_ids"])
         made: List[int] = []
         for event in Client(port).events(body):
@@ -162,9 +153,8 @@ def test_sixteen_clients_get_what_each_gets_alone_while_others_leave(
     with ThreadPoolExecutor(16) as clients:
         result = list(clients.map(one, range(len(requests))))
     for index, request in enumerate(requests):
-        assert result[index] == expected[request][: len(result[index])] and len(result[index]) >= (
-            5 if index % 3 == 1 else 24
-        ), index
+        made, least = result[index], 5 if index % 3 == 1 else 24
+        assert made == expected[request][: len(made)] and len(made) >= least, index
     _until(port, "posenc_running_rows", 0)
 
 
@@ -173,9 +163,7 @@ def test_sixteen_clients_get_what_each_gets_alone_while_others_leave(
 def test_a_client_that_leaves_ends_its_row(stream: bool, port: int) -> None:
     cancelled = 'posenc_requests_total{outcome="cancelled"}'
     before, client = _metric(port, cancelled), Client(port)
-    client.connection.request(
-        "POST", "/v1/completions", json.dumps({**LONG, "stream": stream}), JSON
-    )
+    client.send(COMPLETIONS, {**LONG, "stream": stream})
     _until(port, "posenc_running_rows", 1)
     client.connection.close()
     _until(port, "posenc_running_rows", 0)
@@ -183,37 +171,23 @@ def test_a_client_that_leaves_ends_its_row(stream: bool, port: int) -> None:
 
 
 def test_a_stream_has_the_text_and_the_counts_of_the_whole_answer(port: int) -> None:
-    body = {
-        "prompt": ["import", "def f(x):"],
-        "max_tokens": 30,
-        "seed": 5,
-        "temperature": 0.8,
-        "n": 2,
-    }
-    _, whole = Client(port).ask("/v1/completions", body)
+    body = {"prompt": ["import", "def f(x):"], "max_tokens": 30, "seed": 5, "n": 2}
+    body["temperature"] = 0.8
+    _, whole = Client(port).ask(COMPLETIONS, body)
     events = list(Client(port).events({**body, "stream_options": {"include_usage": True}}))
+    parts = [event["choices"][0] for event in events if event["choices"]]
     for index, choice in enumerate(whole["choices"]):
-        mine = [
-            event["choices"][0]
-            for event in events
-            if event["choices"] and event["choices"][0]["index"] == index
-        ]
+        mine = [part for part in parts if part["index"] == index]
         assert "".join(part["text"] for part in mine) == choice["text"]
         assert mine[-1]["finish_reason"] == choice["finish_reason"] == "length"
-    assert (
-        events[-1]["usage"]
-        == whole["usage"]
-        == {"prompt_tokens": 15, "completion_tokens": 120, "total_tokens": 135}
-    )
+    assert events[-1]["usage"] == whole["usage"] == _usage(15, 120)
 
 
 def test_text_ends_before_a_stop_string_and_its_row_is_free_again(port: int) -> None:
     body = {"prompt": "def", "max_tokens": 200, "temperature": 0}
-    text = Client(port).ask("/v1/completions", body)[1]["choices"][0]["text"]
+    text = Client(port).choice(body)["text"]
     stop = text[11:14]
-    choice = Client(port).ask("/v1/completions", {**body, "stop": ["never there", stop]})[1][
-        "choices"
-    ][0]
+    choice = Client(port).choice({**body, "stop": ["never there", stop]})
     assert choice["text"] == text[: text.find(stop)] and choice["finish_reason"] == "stop"
     _until(port, "posenc_running_rows", 0)
 
@@ -261,28 +235,19 @@ def test_a_graph_that_stops_is_said_and_logged_and_the_next_request_is_served(
         raise GraphError(RuntimeError("planted"))
 
     monkeypatch.setattr(Batch, "step", stop)
-    said = (
-        list(Client(port).events(LONG))[-1]
-        if stream
-        else Client(port).ask("/v1/completions", LONG)[1]
-    )
+    client = Client(port)
+    said = list(client.events(LONG))[-1] if stream else client.ask(COMPLETIONS, LONG)[1]
     assert said["error"]["type"] == "server_error" and "planted" in caplog.text
     assert Client(port).ask("/v1/completions", {**LONG, "max_tokens": 3})[0] == 200
 
 
 def test_another_model_is_not_found_and_the_served_one_is_listed(port: int, model: Model) -> None:
     status, answer = Client(port).ask("/v1/completions", {"prompt": "a", "model": "other"})
-    assert status == 404
-    assert (
-        answer["error"]["message"]
-        == "model: expected tiny, got other; /v1/models lists what is served"
-    )
+    said = "model: expected tiny, got other; /v1/models lists what is served"
+    assert status == 404 and answer["error"]["message"] == said
     card = Client(port).ask("/v1/models")[1]["data"][0]
-    assert (card["id"], card["max_model_len"], card["digest"]) == (
-        "tiny",
-        300,
-        model.manifest.digest,
-    )
+    assert (card["id"], card["max_model_len"]) == ("tiny", 300)
+    assert card["digest"] == model.manifest.digest
 
 
 @pytest.mark.parametrize(
@@ -294,10 +259,8 @@ def test_another_path_or_method_is_refused_by_name(
 ) -> None:
     said = Client(port).ask(path, {"prompt": "a"})
     rule = "request: expected a method and path that /openapi.json lists"
-    assert said[0] == status
-    assert (
-        said[1]["error"]["message"] == f"{rule}, got {got}; POST /v1/completions completes a text"
-    )
+    message = f"{rule}, got {got}; POST /v1/completions completes a text"
+    assert said[0] == status and said[1]["error"]["message"] == message
 
 
 @pytest.mark.usefixtures("slow")
@@ -307,7 +270,7 @@ def test_more_requests_than_rows_and_queue_hold_are_told_to_come_later(port: int
         next(stream)
     waiting = [Client(port) for _ in range(2)]
     for client in waiting:
-        client.connection.request("POST", "/v1/completions", json.dumps({**LONG, "n": 20}), JSON)
+        client.send(COMPLETIONS, {**LONG, "n": 20})
     _until(port, "posenc_waiting_requests", 40)
     status, answer = Client(port).ask("/v1/completions", LONG)
     assert status == 429
@@ -320,30 +283,23 @@ def test_more_requests_than_rows_and_queue_hold_are_told_to_come_later(port: int
 
 def test_health_and_the_description_of_the_api_are_there(port: int) -> None:
     assert Client(port).ask("/health") == (200, {"status": "ready"})
-    assert (
-        "max_tokens"
-        in Client(port).ask("/openapi.json")[1]["paths"]["/v1/completions"]["post"]["requestBody"][
-            "content"
-        ]["application/json"]["schema"]["properties"]
-    )
+    described = Client(port).ask("/openapi.json")[1]["paths"][COMPLETIONS]["post"]["requestBody"]
+    assert "max_tokens" in described["content"]["application/json"]["schema"]["properties"]
+
+
+def of_openai(port: int) -> Any:
+    """Open the client of openai, or skip the test."""
+    openai = pytest.importorskip("openai")
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
 
 
 def test_the_client_of_openai_reads_answers_and_streams(port: int) -> None:
     openai = pytest.importorskip("openai")
-    with openai.OpenAI(
-        base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
-    ) as client:
-        given = {
-            "model": "tiny",
-            "prompt": "def f(x):",
-            "max_tokens": 20,
-            "temperature": 0,
-            "seed": 1,
-        }
+    given = {"model": "tiny", "prompt": "def f(x):", "max_tokens": 20, "temperature": 0, "seed": 1}
+    with of_openai(port) as client:
         whole = client.completions.create(**given)
-        streamed = "".join(
-            part.choices[0].text for part in client.completions.create(**given, stream=True)
-        )
+        parts = client.completions.create(**given, stream=True)
+        streamed = "".join(part.choices[0].text for part in parts)
         assert streamed == whole.choices[0].text and whole.usage.completion_tokens == 20
         with pytest.raises(openai.BadRequestError, match="got"):
             client.completions.create(**{**given, "max_tokens": 1000})
@@ -353,19 +309,10 @@ def test_the_client_of_openai_reads_answers_and_streams(port: int) -> None:
 def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(
     folder: Path, model: Model
 ) -> None:
-    command = [
-        sys.executable,
-        *"-m posenc_export.commands.cli serve".split(),
-        str(folder),
-        *"--port 0 --context 1100 --threads 1 --json".split(),
-    ]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    command = [sys.executable, *"-m posenc_export.commands.cli serve".split(), str(folder)]
+    command += "--port 0 --context 1100 --threads 1 --json".split()
+    pipe, environment = subprocess.PIPE, {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
     try:
         assert process.stdout is not None
         port = int(json.loads(process.stdout.readline())["url"].rpartition(":")[2])

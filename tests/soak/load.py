@@ -38,10 +38,8 @@ LIMIT = 8 * 2**20  # most growth of the server in bytes
 RECOVERED = 1.0  # most seconds to the first answer after the load
 CLIENTS = 48  # clients that send requests at a time
 DIFFERENT, TOKENS = 64, 24  # number of different requests, most tokens of each
-BEGINNINGS = [
-    [],
-    *(np.random.default_rng(seed).integers(97, 123, 3 * BLOCK).tolist() for seed in range(15)),
-]
+DRAWS = [np.random.default_rng(seed).integers(97, 123, 3 * BLOCK) for seed in range(15)]
+BEGINNINGS = [[], *(draw.tolist() for draw in DRAWS)]
 PREFIX_MEMORY = 1  # MB, less than all requests together need
 REFUSED = (429, 503)
 
@@ -84,12 +82,9 @@ async def asked(port: int, case: Case) -> Tuple[int, List[int]]:
         return 0, []
     if not head.startswith(b"HTTP/1.1 200"):
         return int(head.split()[1]) if head else 0, []
-    lines = [
-        line[6:] if line.startswith(b"data: ") else line
-        for line in rest.splitlines()
-        if b'"choices"' in line
-    ]
-    return 200, [token for line in lines for token in json.loads(line)["choices"][0]["token_ids"]]
+    lines = [line for line in rest.splitlines() if b'"choices"' in line]
+    events = [json.loads(line.removeprefix(b"data: ")) for line in lines]
+    return 200, [token for event in events for token in event["choices"][0]["token_ids"]]
 
 
 async def served(port: int, case: Case, found: "Counter[str]") -> None:
@@ -114,12 +109,8 @@ async def slow(port: int, case: Case, kind: int, ended: asyncio.Event) -> None:
         with contextlib.suppress(ConnectionError):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
             whole = message(case.body)
-            parts = (
-                [],
-                [whole[place : place + 1] for place in range(40)],
-                [message(b"", 1000)] + [b" "] * 900,
-                [whole],
-            )[kind % 4]
+            head = [whole[place : place + 1] for place in range(40)]
+            parts = ([], head, [message(b"", 1000)] + [b" "] * 900, [whole])[kind % 4]
             try:
                 for part in parts:
                     writer.write(part)
@@ -146,13 +137,9 @@ async def leaving(port: int, case: Case, found: "Counter[str]") -> None:
     whole = message(case.body)
     with contextlib.suppress(ConnectionError):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(
-            whole[
-                : random.choice(
-                    (10, len(whole) // 2, len(whole) - 1, len(whole), len(whole), len(whole))
-                )
-            ]
-        )
+        length = len(whole)
+        end = random.choice((10, length // 2, length - 1, length, length, length))
+        writer.write(whole[:end])
         await asyncio.sleep(random.uniform(0, 0.05))
         writer.transport.abort()
     found["left"] += 1
@@ -165,21 +152,13 @@ def cases(folder: Path) -> List[Case]:
         for index, prompt in enumerate(prompts(DIFFERENT, 60, seed=5))
     ]
     expected = alone(opened(folder), requests)
-    return [
-        Case(_body(request, bool(index % 2)), expected[request])
-        for index, request in enumerate(requests)
-    ]
+    each = enumerate(requests)
+    return [Case(_body(request, bool(index % 2)), expected[request]) for index, request in each]
 
 
 def _body(request: Request, stream: bool) -> bytes:
-    body = {
-        "prompt": list(request.prompt),
-        "max_tokens": request.max_tokens,
-        "temperature": 0,
-        "stream": stream,
-        "return_token_ids": True,
-    }
-    return json.dumps(body).encode()
+    body = {"prompt": list(request.prompt), "max_tokens": request.max_tokens, "temperature": 0}
+    return json.dumps({**body, "stream": stream, "return_token_ids": True}).encode()
 
 
 @contextlib.contextmanager
@@ -198,20 +177,12 @@ def server(folder: Path) -> Iterator[Tuple[int, "subprocess.Popen[str]", Path]]:
         tempfile.TemporaryDirectory() as temporary,
         open(Path(temporary) / "errors", "w") as errors,
     ):
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        how: Dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": errors, "text": True}
+        process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **how)
         try:
             assert process.stdout is not None
-            yield (
-                int(json.loads(process.stdout.readline())["url"].rpartition(":")[2]),
-                process,
-                Path(errors.name),
-            )
+            port = json.loads(process.stdout.readline())["url"].rpartition(":")[2]
+            yield int(port), process, Path(errors.name)
         finally:
             process.terminate()
             process.communicate()
@@ -219,20 +190,16 @@ def server(folder: Path) -> Iterator[Tuple[int, "subprocess.Popen[str]", Path]]:
 
 def resident(process: "subprocess.Popen[str]") -> int:
     """Return the resident memory of the process in bytes."""
-    return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf(
-        "SC_PAGE_SIZE"
-    )
+    pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def prefix_metrics(port: int) -> Dict[str, int]:
     """Return the counts of shared prefixes."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-        lines = [
-            line.split()
-            for line in answer.read().decode().splitlines()
-            if line.startswith("posenc_prefix")
-        ]
-    return {name.removeprefix("posenc_"): int(float(value)) for name, value in lines}
+        lines = answer.read().decode().splitlines()
+    found = [line.split() for line in lines if line.startswith("posenc_prefix")]
+    return {name.removeprefix("posenc_"): int(float(value)) for name, value in found}
 
 
 async def loaded(port: int, load: Load, given: List[Case]) -> Tuple["Counter[str]", float]:
@@ -265,9 +232,8 @@ def measured(folder: Path, load: Load) -> Dict[str, Any]:
     """Run a server and its load. Return the figures, with a list of failures under "wrong"."""
     given = cases(folder)
     with server(folder) as (port, process, errors):
-        asyncio.run(
-            loaded(port, load._replace(requests=max(load.requests // 4, 100)), given)
-        )  # memory that stays in use from the first load on
+        # Memory stays in use from the first load on.
+        asyncio.run(loaded(port, load._replace(requests=max(load.requests // 4, 100)), given))
         before, since = resident(process), time.perf_counter()
         found, recovered = asyncio.run(loaded(port, load, given))
         seconds, after, said = time.perf_counter() - since, resident(process), errors.read_text()
@@ -279,21 +245,12 @@ def measured(folder: Path, load: Load) -> Dict[str, Any]:
     wrong += [f"{recovered:.2f} s to recover"] if recovered > RECOVERED else []
     wrong += [f"errors: {said[-2000:]}"] if "Traceback" in said or "rror" in said else []
     wrong += [] if running else ["the server has ended"]
-    wrong += (
-        []
-        if shared["prefix_hits_total"] > load.requests // 4 and shared["prefix_kept_tokens"] == room
-        else [f"prefixes: {shared} of {room} tokens"]
-    )
-    return {
-        **load._asdict(),
-        **found,
-        **shared,
-        "before": before,
-        "after": after,
-        "recovered": round(recovered, 3),
-        "seconds": round(seconds, 1),
-        "wrong": wrong,
-    }
+    right = shared["prefix_kept_tokens"] == room
+    if not right or shared["prefix_hits_total"] <= load.requests // 4:
+        wrong.append(f"prefixes: {shared} of {room} tokens")
+    figures: Dict[str, Any] = {"before": before, "after": after, "recovered": round(recovered, 3)}
+    figures |= {"seconds": round(seconds, 1), "wrong": wrong}
+    return {**load._asdict(), **found, **shared, **figures}
 
 
 def main(arguments: Optional[List[str]] = None) -> int:

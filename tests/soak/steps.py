@@ -95,11 +95,9 @@ def made(target: str, way: str, steps: int) -> Model:
     from posenc_export.export import export
     from posenc_export.models.presets import seeded
 
-    config = (
-        block("rope", max_positions=steps + 1, mechanism="linear", kv_heads=6)
-        if way == "straight"
-        else block("rope", max_positions=HIGH)
-    )
+    config = block("rope", max_positions=HIGH)
+    if way == "straight":
+        config = block("rope", max_positions=steps + 1, mechanism="linear", kv_heads=6)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of torch and other libraries during export
         export(seeded(config), target, Path(folder) / "artefact", verify=False)
@@ -147,18 +145,10 @@ def soak(target: str, way: str, steps: int) -> Dict[str, Any]:
     error = 0.0 if way == "straight" else _fresh_error(model, session, text, last)
     wrong = [f"memory grew by {grown} bytes"] if grown > LIMIT else []
     wrong += [f"objects grew by {objects} bytes"] if objects > TRACED else []
-    wrong += (
-        [f"error {error:.2g} of what rounding explains"]
-        if error > 1 or not np.isfinite(last).all()
-        else []
-    )
-    rate = (steps - begin - 1) / seconds
-    figures = {
-        "steps_per_second": round(rate),
-        "grown": grown,
-        "objects_grown": objects,
-        "error": round(error, 3),
-    }
+    if error > 1 or not np.isfinite(last).all():
+        wrong.append(f"error {error:.2g} of what rounding explains")
+    figures = {"steps_per_second": round((steps - begin - 1) / seconds), "grown": grown}
+    figures |= {"objects_grown": objects, "error": round(error, 3)}
     return {"target": target, "way": way, "steps": steps, **figures, "wrong": wrong}
 
 
@@ -188,9 +178,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
         print(json.dumps({"target": "ort-native", "skipped": str(kernel_library.missing())}))
     for target in targets:
         for way in [way for way in ways(target) if way in (options.way or WAYS)]:
-            with multiprocessing.get_context("spawn").Pool(
-                1
-            ) as pool:  # a new process, since memory left by earlier runs would hide growth
+            # A new process, since memory left by earlier runs would hide growth.
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
                 figures.append(pool.apply(soak, (target, way, options.steps)))
             print(json.dumps(figures[-1]), flush=True)
     if options.json:

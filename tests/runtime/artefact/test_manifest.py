@@ -12,13 +12,12 @@ from typing import Any, Callable, Dict, List, Tuple
 import pytest
 
 from posenc_export.commands.cli import main
-from posenc_export.export import export
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.schema import INTERFACE
 from tests.tiny import block, decoder
-from tests.traces import artefact, sources
+from tests.traces import artefact
 
 pytestmark = pytest.mark.xdist_group("manifest")  # one worker, which exports for them once
 Content = Dict[str, Any]
@@ -63,20 +62,16 @@ def _set(*path: Any) -> Callable[[Content], None]:
 
 def test_a_graph_with_a_later_interface_is_refused(made: Dict[str, Path], tmp_path: Path) -> None:
     later = _changed(made["ort"], tmp_path / "later", _set("interface", INTERFACE + 1))
-    rule = (
-        f"expected inputs and outputs of graph interface {INTERFACE} or below, got interface "
-        f"{INTERFACE + 1}; install the version of posenc-export that wrote it"
-    )
-    with pytest.raises(ValueError, match=rule):
+    got = f"got interface {INTERFACE + 1}; install the version of posenc-export that wrote it"
+    with pytest.raises(ValueError, match=f"graph interface {INTERFACE} or below, {got}"):
         load(later)
 
 
 def test_an_artefact_that_states_no_interface_is_read(
     made: Dict[str, Path], tmp_path: Path
 ) -> None:
-    earlier = manifests.read(
-        _changed(made["ort"], tmp_path / "earlier", lambda content: content.pop("interface"))
-    )
+    place = _changed(made["ort"], tmp_path / "earlier", lambda content: content.pop("interface"))
+    earlier = manifests.read(place)
     assert earlier.interface == 0 and "interface" not in earlier.to_json()
 
 
@@ -87,11 +82,9 @@ def test_no_file_is_hashed_before_all_sizes_agree(
     shutil.copytree(made["ort"], tmp_path / "large")
     os.truncate(tmp_path / "large" / name, 1 << 40)
     monkeypatch.setattr(files, "entry", lambda path: pytest.fail(f"{path.name} is hashed"))
+    said = f"expected {name} with .* bytes and sha256 .*, got {1 << 40} bytes; export again"
     for read in (load, manifests.read):
-        with pytest.raises(
-            ValueError,
-            match=f"expected {name} with .* bytes and sha256 .*, got {1 << 40} bytes; export again",
-        ):
+        with pytest.raises(ValueError, match=said):
             read(tmp_path / "large")
 
 
@@ -220,11 +213,8 @@ def test_a_digest_that_came_another_way_is_compared(made: Dict[str, Path], tmp_p
     digest = manifests.read(made["ort"]).digest
     assert manifests.read(made["ort"], digest) == manifests.read(made["ort"])
     changed = _changed(made["ort"], tmp_path / "changed", _set("chunk", 511))
-    with pytest.raises(
-        ValueError,
-        match=f"expected digest {digest}, got [0-9a-f]{{64}}; take the artefact from where the "
-        "digest came from",
-    ):
+    got = "got [0-9a-f]{64}; take the artefact from where the digest came from"
+    with pytest.raises(ValueError, match=f"expected digest {digest}, {got}"):
         manifests.read(changed, digest)
 
 
@@ -242,10 +232,8 @@ def test_the_digest_covers_file_hashes_and_not_the_certificate(
     manifest = manifests.read(made["ort"])
     certificate = {"passed": True, "tolerance": 1e-5, "provider": "cpu", "cells": {"a": 1e-7}}
     assert manifest.replace(certificate=certificate).digest == manifest.digest
-    assert (
-        manifest.replace(files={"model.onnx": manifests.File("0" * 64, 1)}).digest
-        != manifest.digest
-    )
+    other = {"model.onnx": manifests.File("0" * 64, 1)}
+    assert manifest.replace(files=other).digest != manifest.digest
 
 
 def test_a_manifest_comes_back_as_it_was_written(made: Dict[str, Path], tmp_path: Path) -> None:
@@ -258,24 +246,12 @@ def test_a_manifest_comes_back_as_it_was_written(made: Dict[str, Path], tmp_path
         assert manifests.read(tmp_path / name) == manifest
 
 
-def test_slots_behind_a_row_are_hidden_only_where_nothing_reads_them(
-    made: Dict[str, Path], tmp_path: Path
-) -> None:
-    fused = manifests.read(made["ort"]).states
-    assert [state.reads_hidden for state in fused] == [False, False]
-    assert all(
-        state.reads_hidden
-        for state in export(
-            sources(block("rope")), "ort", tmp_path / "mask", signature="mask", verify=False
-        ).states
-    )
-    assert all(
-        state.reads_hidden
-        for state in export(
-            sources(block("rope")), "onnx-static", tmp_path / "static", verify=False
-        ).states
-    )
-    assert [
-        state.reads_hidden
-        for state in export(sources(block("cope")), "ort", tmp_path / "read", verify=False).states
-    ] == [True, False]
+def test_slots_behind_a_row_are_hidden_only_where_nothing_reads_them() -> None:
+    def read_hidden(name: str, target: str, signature: Any = "positions") -> List[bool]:
+        states = manifests.read(artefact(block(name), target, signature=signature)).states
+        return [state.reads_hidden for state in states]
+
+    assert read_hidden("rope", "ort") == [False, False]
+    assert read_hidden("rope", "ort", "mask") == [True, True]
+    assert all(read_hidden("rope", "onnx-static"))
+    assert read_hidden("cope", "ort") == [True, False]

@@ -24,11 +24,11 @@ KILLED = 9
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 EVENTS = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree")
 # Whether there is an artefact to replace, and whether the system exchanges two folders.
-PLACES = [
-    pytest.param(False, True, id="fresh"),
-    pytest.param(True, True, id="replacement-exchange"),
-    pytest.param(True, False, id="replacement-renames"),
-]
+PLACES = pytest.mark.parametrize(
+    ("replaces", "exchanges"),
+    [(False, True), (True, True), (True, False)],
+    ids=["fresh", "replacement-exchange", "replacement-renames"],
+)
 # The largest groups run first, while processes are small and quickly forked.
 pytestmark = pytest.mark.xdist_group("publish")
 
@@ -107,7 +107,7 @@ def _killed_at(count: int, work: Callable[[], None]) -> bool:
     return status == KILLED
 
 
-@pytest.mark.parametrize(("replaces", "exchanges"), PLACES)
+@PLACES
 def test_a_kill_between_any_two_file_operations_leaves_a_complete_artefact_or_none(
     replaces: bool,
     exchanges: bool,
@@ -141,28 +141,20 @@ def test_a_kill_while_a_certificate_is_written_leaves_the_old_or_the_new_one(
     place, count, killed = tmp_path / "artefact", 0, True
     shutil.copytree(artefacts[0], place)
     before = manifests.read(place)
-    after = before.replace(
-        certificate={
-            "passed": True,
-            "tolerance": 1e-5,
-            "provider": "cpu",
-            "machine": "some",
-            "cells": {"a": 0.0},
-        }
-    )
+    certificate = {"passed": True, "tolerance": 1e-5, "provider": "cpu", "machine": "some"}
+    after = before.replace(certificate={**certificate, "cells": {"a": 0.0}})
     while killed:
         manifests.write(before, place)
         killed = _killed_at(count, lambda: manifests.write(after, place))
         assert manifests.read(place) in ([before, after] if killed else [after])
         count += 1
     assert count > 4
-    _publish(
-        artefacts[1], place
-    )  # temporary files of killed processes do not count as foreign files
+    # Temporary files of killed processes do not count as foreign files.
+    _publish(artefacts[1], place)
     assert sorted(os.listdir(place)) == ["model.pt", manifests.FILE_NAME, "reference.bin"]
 
 
-@pytest.mark.parametrize(("replaces", "exchanges"), PLACES)
+@PLACES
 def test_a_disk_that_is_full_at_any_file_operation_leaves_the_old_artefact(
     replaces: bool,
     exchanges: bool,
@@ -181,14 +173,9 @@ def test_a_disk_that_is_full_at_any_file_operation_leaves_the_old_artefact(
         with monkeypatch.context() as patch:
             countdown = Countdown(count, lambda: None)
             countdown.end = lambda counted=countdown: _refuse_once(counted)  # type: ignore[misc]
-            for module, name in (
-                (os, "fsync"),
-                (publish, "exchange"),
-                (os, "rename"),
-                (os, "replace"),
-                (Path, "mkdir"),
-                (files, "write"),
-            ):
+            of_system = [(os, name) for name in ("fsync", "rename", "replace")]
+            ours: Any = [(publish, "exchange"), (Path, "mkdir"), (files, "write")]
+            for module, name in of_system + ours:
                 patch.setattr(module, name, countdown.seam(getattr(module, name)))
             try:
                 _publish(new, place)
@@ -208,35 +195,11 @@ def _refuse_once(countdown: Countdown) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _mounted(size: str, at: Path) -> None:
-    """Mount a file system of the given size, or skip the test."""
-    at.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(at)]
-    if (
-        not shutil.which("mount")
-        or subprocess.run(command, capture_output=True, check=False).returncode
-    ):
-        pytest.skip("mounting a small file system is not permitted here")
-
-
-@pytest.mark.parametrize("target", ["onnx", "ort", "torchscript", "pt2"])
-def test_an_export_onto_a_full_disk_is_an_error_and_keeps_the_old_artefact(
-    target: str, artefacts: Tuple[Path, Path], tmp_path: Path
-) -> None:
-    _mounted("400k", tmp_path / "disk")
-    try:
-        _publish(artefacts[0], tmp_path / "disk" / "artefact")
-        with pytest.raises(OSError, match="No space left"):
-            large = sources(block("rope", width=256))
-            export(large, target, tmp_path / "disk" / "artefact", verify=False)
-        assert _same(tmp_path / "disk" / "artefact", artefacts[0])
-        assert os.listdir(tmp_path / "disk") == ["artefact"]
-    finally:
-        subprocess.run(["umount", str(tmp_path / "disk")], check=True)
-
-
 def test_a_mount_point_is_refused(tmp_path: Path) -> None:
-    _mounted("64k", tmp_path / "disk")
+    (tmp_path / "disk").mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path / "disk")]
+    if not shutil.which("mount") or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a small file system is not permitted here")
     try:
         with pytest.raises(ValueError, match="got the mount point"):
             export(sources(block("rope")), "ort", tmp_path / "disk")
@@ -244,7 +207,7 @@ def test_a_mount_point_is_refused(tmp_path: Path) -> None:
         subprocess.run(["umount", str(tmp_path / "disk")], check=True)
 
 
-@pytest.mark.parametrize("target", ["torchscript", "pt2"])
+@pytest.mark.parametrize("target", ["onnx", "ort", "torchscript", "pt2"])
 def test_a_limit_on_file_sizes_is_an_error_and_keeps_the_old_artefact(
     target: str, artefacts: Tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -303,10 +266,8 @@ def test_an_artefact_is_not_published_in_the_folder_of_another(
     artefacts: Tuple[Path, Path], tmp_path: Path
 ) -> None:
     _publish(artefacts[0], tmp_path / "outer")
-    with pytest.raises(
-        ValueError,
-        match="outside any artefact, got .*inner in the artefact .*outer; choose another folder",
-    ):
+    said = "outside any artefact, got .*inner in the artefact .*outer; choose another folder"
+    with pytest.raises(ValueError, match=said):
         _publish(artefacts[1], tmp_path / "outer" / "some" / "inner")
     assert _same(tmp_path / "outer", artefacts[0])
 
@@ -330,20 +291,12 @@ def test_a_new_folder_of_several_targets_is_published_in_one_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: List[Path] = []
-    rename = os.rename
-    monkeypatch.setattr(
-        os, "rename", lambda one, other: (seen.append(Path(other)), rename(one, other))[1]
-    )
-    export_all(
-        sources(block("nope")),
-        ["ort", "torchscript"],
-        tmp_path / "all",
-        ExportOptions(verify=False),
-    )
+    rename, targets = os.rename, ["ort", "torchscript"]
+    noted = lambda one, other: (seen.append(Path(other)), rename(one, other))[1]  # noqa: E731
+    monkeypatch.setattr(os, "rename", noted)
+    export_all(sources(block("nope")), targets, tmp_path / "all", ExportOptions(verify=False))
     assert seen == [tmp_path / "all"]
-    assert [
-        manifests.read(tmp_path / "all" / target).target for target in ("ort", "torchscript")
-    ] == ["ort", "torchscript"]
+    assert [manifests.read(tmp_path / "all" / target).target for target in targets] == targets
 
 
 def test_an_artefact_that_was_set_aside_is_loaded_by_its_name(
@@ -368,8 +321,5 @@ def test_a_full_disk_leaves_the_old_certificate(
     with pytest.raises(OSError, match="No space left"):
         manifests.write(manifest.replace(source={"seed": 7}), tmp_path / "artefact")
     assert _same(tmp_path / "artefact", artefacts[0])
-    assert sorted(os.listdir(tmp_path / "artefact")) == [
-        "model.pt",
-        manifests.FILE_NAME,
-        "reference.bin",
-    ]
+    names = ["model.pt", manifests.FILE_NAME, "reference.bin"]
+    assert sorted(os.listdir(tmp_path / "artefact")) == names

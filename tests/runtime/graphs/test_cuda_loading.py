@@ -49,25 +49,18 @@ def built_for_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def without(library: str = "", failure: str = "") -> None:
         def loaded(name: str, mode: int = 0) -> None:
             if library and (library == name or "cudnn" not in library and "providers_cuda" in name):
-                raise OSError(
-                    f"{library}: cannot open shared object file: No such file or directory"
-                )
+                raise OSError(f"{library}: cannot open shared object file: No such file")
 
         def opened(model: Any, options: Any, providers: Any, **others: Any) -> Any:
             if not isinstance(model, bytes):
                 return real(model, options, providers=["CPUExecutionProvider"], **others)
             if failure:
-                raise RuntimeError(
-                    f"/onnxruntime_src/cuda_call.cc:154 {failure} ; GPU=-1 ; hostname=box ; "
-                )
+                raise RuntimeError(f"/src/cuda_call.cc:154 {failure} ; GPU=-1 ; hostname=box ; ")
             return type("Trial", (), {"get_providers": lambda self: [cuda.NAME]})()
 
-        monkeypatch.setattr(
-            onnxruntime, "get_available_providers", lambda: [cuda.NAME, "CPUExecutionProvider"]
-        )
-        monkeypatch.setattr(
-            onnxruntime, "preload_dlls", lambda: print("Failed to load something"), raising=False
-        )
+        both, failed = [cuda.NAME, "CPUExecutionProvider"], "Failed to load something"
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: both)
+        monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: print(failed), raising=False)
         monkeypatch.setattr(ctypes, "CDLL", loaded)
         monkeypatch.setattr(onnxruntime, "InferenceSession", opened)
 
@@ -77,13 +70,13 @@ def built_for_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def test_an_onnx_runtime_without_cuda_is_named_with_its_remedy(artefact: Path) -> None:
     if cuda.NAME in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime is built with CUDA")
-    with pytest.raises(
-        ValueError,
-        match=r"got an ONNX Runtime without it; pip uninstall onnxruntime, then pip install "
-        r"'posenc-export\[gpu\]'$",
-    ):
+    said = r"pip uninstall onnxruntime, then pip install 'posenc-export\[gpu\]'$"
+    with pytest.raises(ValueError, match=f"got an ONNX Runtime without it; {said}"):
         load(artefact, provider="cuda")
     assert load(artefact).provider == "cpu"
+
+
+LESS = "CUDA failure 100: no CUDA-capable device is detected"
 
 
 @pytest.mark.parametrize(
@@ -97,11 +90,7 @@ def test_an_onnx_runtime_without_cuda_is_named_with_its_remedy(artefact: Path) -
             {"library": "libcuda.so.1"},
             "got no driver of NVIDIA (libcuda.so.1); install the driver, or give provider cpu",
         ),
-        (
-            {"failure": "CUDA failure 100: no CUDA-capable device is detected"},
-            "got CUDA failure 100: no CUDA-capable device is detected; check the device with "
-            "nvidia-smi, or give provider cpu",
-        ),
+        ({"failure": LESS}, f"got {LESS}; check the device with nvidia-smi, or give provider cpu"),
     ],
 )
 def test_what_cuda_lacks_is_one_line_with_its_remedy(
@@ -136,10 +125,8 @@ def test_missing_cudnn_is_named_with_the_operator_that_needs_it(
 ) -> None:
     export(sources(block("conditional_conv")), "ort-cuda", tmp_path / "artefact", verify=False)
     built_for_cuda(library="libcudnn.so.9")
-    with pytest.raises(
-        ValueError,
-        match="got no libcudnn.so.9, which operator Conv needs; pip install 'posenc-export",
-    ):
+    said = "got no libcudnn.so.9, which operator Conv needs; pip install 'posenc-export"
+    with pytest.raises(ValueError, match=said):
         load(tmp_path / "artefact", provider="cuda")
 
 
@@ -148,10 +135,8 @@ def test_float32_of_target_ort_is_refused_on_cuda_with_the_targets_that_run_ther
 ) -> None:
     built_for_cuda()
     export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
-    with pytest.raises(
-        ValueError,
-        match="expected provider cpu for target ort in float32, got cuda; export target "
-        "onnx-static, or ort-cuda for half precision",
-    ):
+    remedy = "export target onnx-static, or ort-cuda for half precision"
+    said = f"expected provider cpu for target ort in float32, got cuda; {remedy}"
+    with pytest.raises(ValueError, match=said):
         load(tmp_path / "artefact", provider="cuda")
     assert load(tmp_path / "artefact").provider == "cpu"

@@ -10,51 +10,26 @@ from posenc_export.export.expected import eager_session
 from posenc_export.runtime import Model, load
 from posenc_export.shared.numerics import tolerance, worst_error
 from tests import traces
+from tests.cases import choice
 from tests.tiny import block
 
 # One encoding for each way in which graphs read keys, values and states.
+NAMES = "rope fox cope shaw deberta rope_longrope-short rope_dynamic-short input_rnn".split()
 KINDS: Dict[str, Tuple[str, Dict[str, object]]] = {
-    **{
-        name: (name, {})
-        for name in tuple(
-            "rope fox cope shaw deberta rope_longrope-short rope_dynamic-short input_rnn".split()
-        )
-    },
+    **{name: (name, {}) for name in NAMES},
     "linear": ("rope", {"mechanism": "linear", "kv_heads": 6}),
 }
-TARGETS = [
-    ("onnx", "positions"),
-    ("onnx-static", "positions"),
-    ("ort", "positions"),
-    ("torchscript", "positions"),
-    ("onnx-static", "mask"),
-    ("ort", "mask"),
-]
+COUNTED = [(target, "positions") for target in ("onnx", "onnx-static", "ort", "torchscript")]
+TARGETS = [*COUNTED, ("onnx-static", "mask"), ("ort", "mask")]
 # Targets of each kind in `make test`. Graphs read replaced states in the same way on all ONNX
 # targets. Signature mask needs another trace.
 QUICK = {
     "rope": TARGETS,
-    **{
-        kind: [where for where in TARGETS if where[1] == "positions"]
-        for kind in ("fox", "rope_longrope-short")
-    },
-    **{
-        kind: [("ort", "positions"), ("torchscript", "positions")]
-        for kind in ("linear", "input_rnn")
-    },
+    **dict.fromkeys(("fox", "rope_longrope-short"), COUNTED),
+    **dict.fromkeys(("linear", "input_rnn"), COUNTED[2:]),
 }
-EACH = [
-    pytest.param(
-        kind,
-        *where,
-        marks=[
-            pytest.mark.xdist_group(f"hidden {kind}"),
-            *([] if where in QUICK.get(kind, ()) else [pytest.mark.exhaustive]),
-        ],
-    )
-    for kind in KINDS
-    for where in TARGETS
-]
+EACH = [(kind, *where) for kind in KINDS for where in TARGETS]
+TAKEN = {(kind, *where) for kind, targets in QUICK.items() for where in targets}
 X = np.random.default_rng(0).standard_normal((3, 24, 48)).astype(np.float32)
 
 
@@ -76,8 +51,8 @@ def whole(kind: str) -> np.ndarray:
     return eager_session(traces.sources(config(kind)).model).prefill(X, chunk=24)
 
 
-@pytest.mark.parametrize("poison", [np.nan, pytest.param(np.inf, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize(("kind", "target", "signature"), EACH)
+@pytest.mark.parametrize("poison", choice([np.nan, np.inf], [np.nan]))
+@pytest.mark.parametrize(("kind", "target", "signature"), choice(EACH, TAKEN, grouped=True))
 def test_numbers_that_are_none_are_gone_after_a_rewind_and_after_a_reset(
     kind: str, target: str, signature: str, poison: float
 ) -> None:
