@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,8 +28,9 @@ TEMPLATE = (
 SOURCES = Sources(seeded(decoder_config(vocabulary=256, layers=1, hidden=40, block=block("rope"))))
 
 
-def _exported(folder: Path, **files: bytes) -> str:
-    """Export a decoder, which is traced once, with these files of text."""
+def _exported(folder: Path, template: bytes = b"", **files: bytes) -> str:
+    """Export a decoder, which is traced once, with a chat template and these files of text."""
+    files |= {"chat_template.jinja": template} if template else {}
     SOURCES.model.text = Text(files=files)  # type: ignore[union-attr,assignment]
     export(SOURCES, "ort", folder, verify=False)
     return str(folder)
@@ -36,18 +38,14 @@ def _exported(folder: Path, **files: bytes) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return _exported(
-        tmp_path_factory.mktemp("chat") / "artefact", **{"chat_template.jinja": TEMPLATE}
-    )
+    return _exported(tmp_path_factory.mktemp("chat") / "artefact", TEMPLATE)
 
 
 def test_values_for_the_chat_template_are_given_in_json(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    template = (
-        b"{% if enable_thinking is false %}{{ raise_exception('off') }}{% endif %}" + TEMPLATE
-    )
-    folder = _exported(tmp_path / "artefact", **{"chat_template.jinja": template})
+    begin = b"{% if enable_thinking is false %}{{ raise_exception('off') }}{% endif %}"
+    folder = _exported(tmp_path / "artefact", begin + TEMPLATE)
     for given, said in [
         ('{"enable_thinking": false}', "got an error (off)"),
         ('{"enable": 1}', "expected names that the chat template reads (enable_thinking)"),
@@ -127,18 +125,9 @@ def test_the_chat_reads_lines_in_any_encoding_and_prints_replies_as_they_come(fo
 
 REFUSED = {
     "no template": ({}, "chat: expected an artefact with a chat template"),
-    "a template with code": (
-        {"chat_template.jinja": b"{{ messages.__class__.mro() }}"},
-        "is unsafe",
-    ),
-    "a broken template": (
-        {"chat_template.jinja": b"{% for"},
-        "a chat template that Jinja can compile",
-    ),
-    "settings that are not JSON": (
-        {"tokenizer_config.json": b"{"},
-        "expected tokenizer_config.json to be JSON",
-    ),
+    "a template with code": ({"template": b"{{ messages.__class__.mro() }}"}, "is unsafe"),
+    "a broken template": ({"template": b"{% for"}, "a chat template that Jinja can compile"),
+    "settings that are not JSON": ({"tokenizer_config.json": b"{"}, "_config.json to be JSON"),
 }
 
 
@@ -162,22 +151,13 @@ def test_templates_in_the_settings_of_the_tokenizer_are_read(
         {"name": "tool_use", "template": "tools"},
         {"name": "default", "template": TEMPLATE.decode() + "{{ bos_token }}{{ eos_token }}"},
     ]
-    settings = {
-        "chat_template": several,
-        "bos_token": {"content": "<s>", "special": True},
-        "eos_token": "</s>",
-    }
-    folder = _exported(
-        tmp_path / "artefact",
-        **{
-            "tokenizer_config.json": json.dumps(settings).encode(),
-            "special_tokens_map.json": b'{"bos_token": "<b>"}',
-        },
-    )
+    bos: Any = {"content": "<s>", "special": True}
+    settings = {"chat_template": several, "bos_token": bos, "eos_token": "</s>"}
+    files = {"tokenizer_config.json": json.dumps(settings).encode()}
+    files["special_tokens_map.json"] = b'{"bos_token": "<b>"}'
+    folder = _exported(tmp_path / "artefact", **files)
     from posenc_export.runtime import load
     from posenc_export.runtime.artefact.chat_template import needed_chat_codec
 
-    result = needed_chat_codec(Path(folder), load(folder).manifest).text(
-        [{"role": "user", "content": "x"}]
-    )
-    assert result == "u:x\na:<s></s>"
+    codec = needed_chat_codec(Path(folder), load(folder).manifest)
+    assert codec.text([{"role": "user", "content": "x"}]) == "u:x\na:<s></s>"

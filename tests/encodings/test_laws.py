@@ -25,9 +25,8 @@ positions = st.integers(0, REACH - 1)
 
 def _build(name: str, **options: Any) -> encodings.PositionEncoding:
     torch.manual_seed(0)
-    return encodings.build(
-        {"name": name, **options}, encodings.Geometry(32, 4, 16, REACH, kv_heads=4)
-    ).eval()
+    geometry = encodings.Geometry(32, 4, 16, REACH, kv_heads=4)
+    return encodings.build({"name": name, **options}, geometry).eval()
 
 
 def _score(encoding: encodings.PositionEncoding, query: int, key: int) -> float:
@@ -45,9 +44,8 @@ def test_rotated_scores_depend_on_the_difference_of_positions_only(name: str) ->
     @given(positions, st.integers(0, 200), st.integers(0, REACH // 2))
     def law(query: int, distance: int, shift: int) -> None:
         query, key = query // 4 + 200, query // 4 + 200 - distance
-        assert abs(
-            _score(encoding, query, key) - _score(encoding, query + shift, key + shift)
-        ) <= 64 * 1.5 * tolerance("float32", 1, 64)
+        here, there = (_score(encoding, query + s, key + s) for s in (0, shift))
+        assert abs(here - there) <= 64 * 1.5 * tolerance("float32", 1, 64)
 
     law()
 
@@ -60,12 +58,9 @@ def test_rotation_keeps_norms_up_to_its_magnitude(name: str) -> None:
     @given(positions)
     def law(position: int) -> None:
         x = torch.randn(1, 1, 4, 16)
-        turned = encoding.rotate(x, x, torch.tensor([[position]]))[0][..., : encoding.size]
-        assert torch.allclose(
-            turned.norm(dim=-1),
-            encoding.magnitude * x[..., : encoding.size].norm(dim=-1),
-            rtol=1e-5,
-        )
+        turned = encoding.rotate(x, x, torch.tensor([[position]]))[0]
+        norms, before = (one[..., : encoding.size].norm(dim=-1) for one in (turned, x))
+        assert torch.allclose(norms, encoding.magnitude * before, rtol=1e-5)
 
     law()
 
@@ -78,21 +73,19 @@ def test_biases_do_not_change_with_a_shift_of_positions(name: str) -> None:
     @given(st.integers(0, REACH // 2 - 1), st.integers(0, 500), st.integers(0, REACH // 2))
     def law(key: int, distance: int, shift: int) -> None:
         query = min(key + distance, REACH // 2 - 1)
-        here, there = (
-            encoding.bias(torch.tensor([[query + s]]), torch.tensor([[key + s]]))
-            for s in (0, shift)
-        )
+        places = [[torch.tensor([[at + s]]) for at in (query, key)] for s in (0, shift)]
+        here, there = (encoding.bias(*pair) for pair in places)
         assert here is not None and there is not None and torch.equal(here, there)
 
     law()
 
 
-@pytest.mark.parametrize(
-    "name",
-    (
-        "integer normalized binary sinusoidal learned hierarchical recurrent floater multiplicative"
-    ).split(),
+UNLIKE = (
+    "integer normalized binary sinusoidal learned hierarchical recurrent floater multiplicative"
 )
+
+
+@pytest.mark.parametrize("name", UNLIKE.split())
 def test_different_positions_in_range_are_encoded_differently(name: str) -> None:
     encoding = _build(name)
 
@@ -125,12 +118,10 @@ def test_a_sinusoid_shifted_by_k_is_a_linear_map_of_the_sinusoid() -> None:
 
 def test_a_floater_whose_field_rotates_pairs_is_the_sinusoid() -> None:
     geometry, near = encodings.Geometry(8, 2, 4, 200), 1e-4
-    floater: Any = encodings.build(
-        {"name": "floater", "hidden": 8, "step": 1.0, "substeps": 32}, geometry
-    )
-    turning = torch.block_diag(
-        *(torch.tensor([[0.0, w], [-w, 0.0]]) for w in (10000.0 ** (-k / 4) for k in range(4)))
-    )
+    spec = {"name": "floater", "hidden": 8, "step": 1.0, "substeps": 32}
+    floater: Any = encodings.build(spec, geometry)
+    turns = (torch.tensor([[0.0, w], [-w, 0.0]]) for w in (10000.0 ** (-k / 4) for k in range(4)))
+    turning = torch.block_diag(*turns)
     with torch.no_grad():
         for part in floater.parameters():
             part.zero_()
@@ -150,9 +141,8 @@ def _mixed(variant: str, order: torch.Tensor) -> torch.Tensor:
     from posenc_export.models.presets import seeded
     from tests.tiny import block, works
 
-    model: Any = seeded(
-        block(variant, max_positions=64, causal=not works(variant, "bidirectional"))
-    )
+    causal = not works(variant, "bidirectional")
+    model: Any = seeded(block(variant, max_positions=64, causal=causal))
     x = torch.randn(1, 9, 48, generator=torch.Generator().manual_seed(1))[:, order]
     places = torch.arange(9)[None]
     coordinates = places.expand(model.axes, 1, -1) if model.axes else places
@@ -181,9 +171,8 @@ FORMULAS = {"embed", "embed_next", "rotate", "frequency", "bias", "rescore"}
 
 @pytest.mark.parametrize("name", [name for name in encodings.REGISTRY if name != "nope"])
 def test_the_first_method_of_an_encoding_is_its_formula(name: str) -> None:
-    methods = [
-        key for key, value in vars(encodings.REGISTRY[name]).items() if inspect.isfunction(value)
-    ]
+    members = vars(encodings.REGISTRY[name]).items()
+    methods = [key for key, value in members if inspect.isfunction(value)]
     assert methods[0] in FORMULAS or not FORMULAS & set(methods)
 
 
@@ -199,8 +188,7 @@ def test_every_weight_of_an_encoding_of_scores_is_described_by_its_name(name: st
     encoding = _build(name)
     _, _, described = (inspect.getdoc(type(encoding)) or "").partition("\nWeights:\n")
     lines = described.partition("\nRaises:")[0].splitlines()
-    names = {
-        one.strip() for line in lines if ":" in line for one in line.partition(":")[0].split(",")
-    }
+    listed = ",".join(line.partition(":")[0] for line in lines if ":" in line)
+    names = {one.strip() for one in listed.split(",")}
     trained = {re.sub(r"\.\d+\.", ".N.", key) for key, _ in encoding.named_parameters()}
     assert trained <= names

@@ -25,19 +25,16 @@ def test_hooks_match_the_oracle_on_both_kinds_of_attention_and_on_grids(variant:
     hooks = {"embed": ("embed", "embed_next"), "rotate": ("rotate",), "bias": ("bias",)}
     in_turn = issubclass(cls, Trajectory)  # whose rows follow one after the other
     found = against_oracle.check(cls, VARIANTS[variant], 1 << 12 if in_turn else FAR)
-    base = encodings.PositionEncoding
-    assert set(found) == {
-        hook
-        for hook, methods in hooks.items()
-        if any(getattr(cls, method) is not getattr(base, method) for method in methods)
-    }
+    own = {hook for hook, methods in hooks.items() if any(_overrides(cls, m) for m in methods)}
+    assert set(found) == own
 
 
-ROTATING = [
-    variant
-    for variant, spec in VARIANTS.items()
-    if encodings.REGISTRY[spec["name"]].rotate is not encodings.PositionEncoding.rotate
-]
+def _overrides(cls: type, method: str) -> bool:
+    return getattr(cls, method) is not getattr(encodings.PositionEncoding, method)
+
+
+CLASSES = {variant: encodings.REGISTRY[spec["name"]] for variant, spec in VARIANTS.items()}
+ROTATING = [variant for variant, cls in CLASSES.items() if _overrides(cls, "rotate")]
 
 
 @pytest.mark.parametrize("variant", ROTATING)
@@ -53,6 +50,15 @@ def test_tables_keep_their_precision_through_a_cast_to_half(variant: str) -> Non
         for name, value in encoding.named_parameters():
             value.copy_(trained[name])
     assert torch.equal(encoding.rotate(q, k, places)[0], before)
+
+
+def test_a_computed_sinusoid_is_exact_beyond_the_range_of_any_table() -> None:
+    geometry = dataclasses.replace(GEOMETRY, max_positions=1 << 40)
+    encoding = encodings.build({"name": "sinusoidal", "angles": "computed"}, geometry)
+    far = [1 << 20, (1 << 24) + 1, (1 << 30) - 1]
+    actual = encoding.embed(torch.zeros(1, 3, 24), torch.tensor([far])).numpy()[0]
+    expected = np.stack([encoding.oracle().embed(np.zeros(24), p) for p in far])
+    assert entry_errors(actual, expected).max() <= BOUND
 
 
 # Values outside of the limits and the words that the parameters of an encoding declare.
@@ -170,44 +176,26 @@ def test_a_parameter_that_is_not_a_number_is_refused_by_name(
     "spec", ["learned", "rope", "rope_dynamic", "sandwich", "sinusoidal", "xpos:scale_base=1e30"]
 )
 def test_tables_that_no_memory_holds_are_refused_with_their_size(spec: str) -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"encoding \w+: expected weights and tables that fit the memory of this machine, got "
-        r"an allocation of \d+\.\d [TP]iB",
-    ):
-        encodings.build(
-            encodings.parse(spec), dataclasses.replace(GEOMETRY, max_positions=10**15)
-        )  # more than 47-bit addresses can reach
+    geometry = dataclasses.replace(GEOMETRY, max_positions=10**15)  # beyond 47-bit addresses
+    said = r"that fit the memory of this machine, got an allocation of \d+\.\d [TP]iB"
+    with pytest.raises(ValueError, match=rf"encoding \w+: expected weights and tables {said}"):
+        encodings.build(encodings.parse(spec), geometry)
 
 
 def test_a_bias_of_coordinates_beside_a_bias_of_positions_is_refused() -> None:
+    geometry = dataclasses.replace(GEOMETRY, causal=False)
     with pytest.raises(ValueError, match="biases that all read coordinates, got LayoutBias and T5"):
-        encodings.build_all(
-            [{"name": "layout_bias"}, {"name": "t5"}], dataclasses.replace(GEOMETRY, causal=False)
-        )
+        encodings.build_all([{"name": "layout_bias"}, {"name": "t5"}], geometry)
 
 
-def test_a_computed_sinusoid_is_exact_beyond_the_range_of_any_table() -> None:
-    encoding = encodings.build(
-        {"name": "sinusoidal", "angles": "computed"},
-        dataclasses.replace(GEOMETRY, max_positions=1 << 40),
-    )
-    far = [1 << 20, (1 << 24) + 1, (1 << 30) - 1]
-    actual = encoding.embed(torch.zeros(1, 3, 24), torch.tensor([far])).numpy()[0]
-    expected = np.stack([encoding.oracle().embed(np.zeros(24), p) for p in far])
-    assert entry_errors(actual, expected).max() <= BOUND
-
-
-def test_a_sinusoid_of_odd_width_leaves_the_last_entry_unchanged() -> None:
-    encoding = encodings.build(
-        {"name": "sinusoidal", "odd": "zero"}, dataclasses.replace(GEOMETRY, width=7)
-    )
+@pytest.mark.parametrize("angles", ["table", "computed"])
+def test_a_sinusoid_of_odd_width_leaves_the_last_entry_unchanged(angles: str) -> None:
+    spec, geometry = {"name": "sinusoidal", "odd": "zero", "angles": angles}, {"width": 7}
+    encoding = encodings.build(spec, dataclasses.replace(GEOMETRY, **geometry))
     x = torch.randn(1, len(POSITIONS), 7)
     expected = encoding.oracle().embed_rows(x[0].double().numpy(), POSITIONS)
-    assert (
-        entry_errors(encoding.embed(x, torch.tensor([POSITIONS])).numpy()[0], expected).max()
-        <= BOUND
-    )
+    found = encoding.embed(x, torch.tensor([POSITIONS])).numpy()[0]
+    assert entry_errors(found, expected).max() <= BOUND
 
 
 @pytest.mark.parametrize(
@@ -236,8 +224,5 @@ def test_loading_weights_rebuilds_the_table(name: str) -> None:
     one.prepare()
     other.load_state_dict(one.state_dict())
     x, places = torch.ones(1, 40, 2, 4), torch.arange(40)[None]
-    for given, hook in (
-        (x.flatten(2), lambda e, x: e.embed(x, places)),
-        (x, lambda e, x: e.rotate(x, x, places)[0]),
-    ):
-        assert torch.equal(hook(other, given), hook(one, given))
+    assert torch.equal(other.embed(x.flatten(2), places), one.embed(x.flatten(2), places))
+    assert torch.equal(other.rotate(x, x, places)[0], one.rotate(x, x, places)[0])

@@ -19,6 +19,7 @@ from posenc_export.export.expected import eager_session
 from posenc_export.models.presets import seeded
 from posenc_export.shared.numerics import tolerance, worst_error
 from posenc_export.testing.against_oracle import check
+from tests.cases import choice
 from tests.traces import sources
 
 GEOMETRY = Geometry(width=24, heads=6, head_size=16, max_positions=1 << 15, kv_heads=2)
@@ -40,11 +41,8 @@ class Limited(PositionEncoding):
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         if self.kind == "none":
             return None
-        return (
-            -self.rate
-            * (q_positions[:, None, :, None] - k_positions[:, None, None]).abs()
-            * self.weight
-        )
+        distances = q_positions[:, None, :, None] - k_positions[:, None, None]
+        return -self.rate * distances.abs() * self.weight
 
     def __init__(
         self, geometry: Geometry, kind: Literal["linear", "none"] = "linear", rate: float = 1.0
@@ -107,9 +105,8 @@ def test_words_and_limits_that_a_class_declares_are_checked(spec: str, message: 
 
 def test_an_oracle_that_names_its_encoding_reads_parameters_and_weights() -> None:
     encodings.register("limited", Limited)
-    assert (
-        encodings.build(encodings.parse("limited:rate=3"), GEOMETRY).oracle().bias(0, 9, 5) == -6.0
-    )
+    encoding = encodings.build(encodings.parse("limited:rate=3"), GEOMETRY)
+    assert encoding.oracle().bias(0, 9, 5) == -6.0
 
 
 def _decaying(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -152,18 +149,16 @@ def test_the_distributions_of_a_registered_class_are_read_once(
     encodings.register("gentle", Gentle)
     monkeypatch.syspath_prepend("/a path of no other test")  # for which nothing is cached yet
     reads: List[int] = []
-    monkeypatch.setattr(
-        plugins.metadata, "packages_distributions", lambda: reads.append(1) or {"tests": ["mine"]}
-    )
+    read = lambda: reads.append(1) or {"tests": ["mine"]}  # noqa: E731
+    monkeypatch.setattr(plugins.metadata, "packages_distributions", read)
     monkeypatch.setattr(plugins.metadata, "version", lambda name: "3")
     assert [encodings.origin("gentle") for _ in range(2)] == [encodings.Package("mine", "3")] * 2
     assert len(reads) == 1
 
 
 def test_a_class_that_is_defined_again_replaces_the_earlier_one() -> None:
-    again = type(
-        "Gentle", (Gentle,), {"__module__": Gentle.__module__, "__qualname__": Gentle.__qualname__}
-    )
+    names = {key: getattr(Gentle, key) for key in ("__module__", "__qualname__")}
+    again = type("Gentle", (Gentle,), names)
     encodings.register("gentle", Gentle)
     encodings.register("gentle", again)
     assert encodings.KNOWN["gentle"] is again
@@ -216,13 +211,10 @@ def test_only_angles_proportional_to_positions_are_linear(name: str) -> None:
 
 def test_the_rotation_of_rope_as_a_function_is_rope() -> None:
     q, k, places = torch.randn(1, 6, 6, 16), torch.randn(1, 6, 2, 16), torch.tensor([POSITIONS])
-    ours = encodings.rotation(lambda pair, position: position * 10000.0 ** (-2 * pair / 16))(
-        GEOMETRY
-    )
-    rope = encodings.build({"name": "rope"}, GEOMETRY)
-    assert worst_error(
-        ours.rotate(q, k, places)[0].numpy(), rope.rotate(q, k, places)[0].numpy()
-    ) <= tolerance("float32", 1, 1)
+    angles = encodings.rotation(lambda pair, position: position * 10000.0 ** (-2 * pair / 16))
+    both = angles(GEOMETRY), encodings.build({"name": "rope"}, GEOMETRY)
+    ours, rope = (encoding.rotate(q, k, places)[0].numpy() for encoding in both)
+    assert worst_error(ours, rope) <= tolerance("float32", 1, 1)
 
 
 def _branching(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -237,11 +229,7 @@ def _branching(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             lambda head, query, key: (head + query - key).flatten(),
             r"expected scores that broadcast to \[B,H,S,T\], got \[144\]",
         ),
-        (
-            _branching,
-            "expected a function that does not branch on values, got Converting a tensor to "
-            "a Python boolean; use torch.where",
-        ),
+        (_branching, "that does not branch on values, got Converting a tensor .*; use torch.where"),
     ],
 )
 def test_a_bias_that_cannot_be_exported_is_refused_when_it_is_built(
@@ -252,13 +240,10 @@ def test_a_bias_that_cannot_be_exported_is_refused_when_it_is_built(
 
 
 def test_a_function_that_loses_the_precision_of_float64_is_refused() -> None:
-    with pytest.raises(
-        ValueError,
-        match="expected a function that keeps the precision of float64, got a result in float32",
-    ):
-        encodings.bias(lambda head, query, key: (query - key).float())(GEOMETRY).oracle().bias(
-            0, 3, 1
-        )
+    said = "expected a function that keeps the precision of float64, got a result in float32"
+    bias = encodings.bias(lambda head, query, key: (query - key).float())(GEOMETRY)
+    with pytest.raises(ValueError, match=said):
+        bias.oracle().bias(0, 3, 1)
     with pytest.raises(ValueError, match="got a result in float32"):
         encodings.rotation(lambda pair, position: (pair * position).float())(GEOMETRY)
 
@@ -271,14 +256,14 @@ def test_an_object_that_is_not_a_function_is_refused(function: Any, message: str
         encodings.bias(function)
 
 
-def _rarely(*values: str) -> Any:
-    return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]
+SOME = ["of all three", "of a root"]
+TARGETS = ["ort", "torchscript", "onnx", "pt2"]
 
 
 @pytest.mark.xdist_group("functions")
-@pytest.mark.parametrize("target", ["ort", "torchscript", *_rarely("onnx", "pt2")])
+@pytest.mark.parametrize("target", choice(TARGETS, TARGETS[:2]))
 @pytest.mark.parametrize(
-    "name", ["of all three", "of a root", *_rarely("of a table", "a lambda", "of the key alone")]
+    "name", choice([*SOME, "of a table", "a lambda", "of the key alone"], SOME)
 )
 def test_an_encoding_of_a_function_is_certified_for_every_division_into_calls(
     name: str, target: str, tmp_path: Path
@@ -293,16 +278,13 @@ def test_an_encoding_of_a_function_is_certified_for_every_division_into_calls(
 
 
 def test_biases_of_hidden_keys_change_no_output() -> None:
-    outputs = []
-    for name, function in (
-        ("seen", lambda head, query, key: -torch.sqrt(query - key)),
-        ("anywhere", lambda head, query, key: -torch.sqrt((query - key).abs())),
-    ):
+    functions: Any = {
+        "seen": lambda head, query, key: -torch.sqrt(query - key),
+        "anywhere": lambda head, query, key: -torch.sqrt((query - key).abs()),
+    }
+    x, outputs = np.random.default_rng(0).standard_normal((1, 9, 48), dtype=np.float32), []
+    for name, function in functions.items():
         encodings.register(name, encodings.bias(function))
         model = seeded(block_config(48, 6, 80, encoding={"name": name}))
-        outputs.append(
-            eager_session(model).prefill(
-                np.random.default_rng(0).standard_normal((1, 9, 48), dtype=np.float32)
-            )
-        )
+        outputs.append(eager_session(model).prefill(x))
     assert np.isfinite(outputs[0]).all() and np.array_equal(*outputs)

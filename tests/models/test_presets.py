@@ -20,19 +20,15 @@ from posenc_export.shared.numerics import worst_error
 from tests.cases import choice
 
 NAMES = preset_folders.NAMES
-TEXT = np.frombuffer(b"def read_lines(path):\n    with open(path) as file:\n", np.uint8).astype(
-    np.int64
-)[None]
+TEXT = np.array([[*b"def read_lines(path):\n    with open(path) as file:\n"]])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_preset_gives_the_logits_of_its_artefact(name: str) -> None:
     model, result = presets.load_preset(name), load(name, provider="cpu", threads=1)
     assert result.manifest.reference is not None and result.manifest.source == {"preset": name}
-    assert (
-        worst_error(result.session().prefill(TEXT), eager_session(model).prefill(TEXT))
-        <= result.manifest.reference.tolerance
-    )
+    error = worst_error(result.session().prefill(TEXT), eager_session(model).prefill(TEXT))
+    assert error <= result.manifest.reference.tolerance
 
 
 @pytest.mark.parametrize("name", choice(NAMES, ["small-t5"]))
@@ -53,21 +49,8 @@ def test_a_preset_runs_without_torch_and_onnx() -> None:
         "import sys; sys.modules |= dict.fromkeys(('torch', 'onnx', 'safetensors')); from "
         "posenc_export.commands.cli import main; sys.exit(main(sys.argv[1:]))"
     )
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            code,
-            "generate",
-            "tiny-rope",
-            "--prompt",
-            "def ",
-            "--max-tokens",
-            "8",
-        ],
-        capture_output=True,
-        text=True,
-    )
+    words = ["generate", "tiny-rope", "--prompt", "def ", "--max-tokens", "8"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("def ") and not done.stderr
 
 
@@ -79,10 +62,8 @@ def test_the_installed_package_is_used_outside_the_source_tree(
     (package / "__init__.py").touch()
     monkeypatch.setattr(preset_folders, "SOURCE_TREE", tmp_path / "none")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert (
-        preset_folders.preset_folder("tiny-rope") == package / "tiny-rope"
-        and preset_folders.preset_folder("tiny-alibi") is None
-    )
+    assert preset_folders.preset_folder("tiny-rope") == package / "tiny-rope"
+    assert preset_folders.preset_folder("tiny-alibi") is None
 
 
 def test_a_preset_without_installed_weights_is_refused(
@@ -90,9 +71,6 @@ def test_a_preset_without_installed_weights_is_refused(
 ) -> None:
     monkeypatch.setattr(preset_folders, "SOURCE_TREE", tmp_path)
     monkeypatch.setattr(preset_folders, "PACKAGE", "posenc_export_presets_that_no_one_installed")
-    with pytest.raises(
-        ValueError,
-        match=r"preset tiny-rope: expected the package posenc-export-presets with its weights, got "
-        r"none; pip install 'posenc-export\[presets\]'",
-    ):
+    said = r"posenc-export-presets with its weights, got none; pip install 'posenc-export\[presets"
+    with pytest.raises(ValueError, match=f"preset tiny-rope: expected the package {said}"):
         presets.load_preset("tiny-rope")

@@ -45,18 +45,15 @@ def test_a_checkpoint_is_exported_and_verified_in_another_process(
         "import sys; sys.modules['torch'] = None; from posenc_export.commands.cli import main; "
         "sys.exit(main(['verify', sys.argv[1], '--json']))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", hidden, folder], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", hidden, folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["passed"]
     tokens = np.arange(3, 43)[None]
     with torch.no_grad():
         wanted = from_pretrained(checkpoint)(torch.from_numpy(tokens)).numpy()
     model = load(folder, provider="cpu")
-    assert (
-        np.allclose(model.session().prefill(tokens, chunk=9), wanted, atol=2e-5)
-        and model.manifest.max_positions == 300
-    )
+    assert np.allclose(model.session().prefill(tokens, chunk=9), wanted, atol=2e-5)
+    assert model.manifest.max_positions == 300
     assert model.manifest.source == {"checkpoint": "checkpoint"}
 
 
@@ -71,20 +68,25 @@ def test_the_name_of_a_checkpoint_is_that_of_its_folder_file_or_hub() -> None:
 
 
 WRONG = {
-    "a path that is none": (
-        ["./checkpont"],
-        "expected model to be block, a folder with a checkpoint",
-    ),
+    "a path that is none": (["./checkpont"], "expected model to be block, a folder with a check"),
     "a width beside a checkpoint": (
-        ["{checkpoint}", "--width", "64"],
-        "expected options of a checkpoint, got --width",
+        ["{checkpoint}", "--width", "64"], "expected options of a checkpoint, got --width"
     ),
     "a part of a preset": (
         ["tiny-rope", "--part", "encoder"],
         "expected no options of a block or checkpoint for tiny-rope, got --part",
     ),
     "the part of a block": (["block", "--part", "encoder"], "options of a block, got --part"),
-}
+}  # fmt: skip
+
+
+def _run(*pages: str) -> Any:
+    """Run the programs of pages one after the other, and return the names that they define."""
+    names: Any = {}
+    for page in pages:
+        for program in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL):
+            exec(program, names)
+    return names
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -113,40 +115,24 @@ def test_the_programs_of_the_pages_run(tmp_path: Path, monkeypatch: pytest.Monke
     _give_text(saved("llama", tmp_path / "checkpoint")[1])
     Peer(made("mt5 both parts")).save_pretrained(tmp_path / "translator")
     monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    for page in ("own-model.md", "checkpoints.md", "checkpoint-parts.md"):
-        for program in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL):
-            exec(program, names)
+    names = _run("own-model.md", "checkpoints.md", "checkpoint-parts.md")
     assert names["translated"].shape[0] == 2
-    assert [names[name].config.max_positions for name in ("longer", "stretched", "built")] == [
-        512,
-        512,
-        4096,
-    ]
+    ranges = {"longer": 512, "stretched": 512, "built": 4096}
+    assert {name: names[name].config.max_positions for name in ranges} == ranges
     assert names["following"].shape[0] == 1 and names["seen"].shape == (1, 1, 100)
 
 
 def test_the_program_of_the_page_of_sessions_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    export(
-        seeded(block_config(512, 8, 2048, kv_heads=2)),
-        "ort",
-        tmp_path / "build/block",
-        verify=False,
-    )
+    model = seeded(block_config(512, 8, 2048, kv_heads=2))
+    export(model, "ort", tmp_path / "build/block", verify=False)
     monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    for program in re.findall(
-        r"```python\n(.*?)```", (DOCS / "sessions.md").read_text(), re.DOTALL
-    ):
-        exec(program, names)
+    names = _run("sessions.md")
     assert names["output"].shape == (1, 512) and names["session"].length.tolist() == [8]
     assert names["outputs"].shape == (2, 30, 512) and names["rows"].length.tolist() == [30, 12]
 
 
 def test_the_description_in_the_page_of_models_builds_a_model() -> None:
-    names: dict = {}
-    for program in re.findall(r"```python\n(.*?)```", (DOCS / "models.md").read_text(), re.DOTALL):
-        exec(program, names)
+    names = _run("models.md")
     assert names["model"].config == names["config"] and len(names["model"].layers) == 4

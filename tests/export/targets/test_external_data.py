@@ -20,9 +20,8 @@ from tests.traces import artefact, exported
 
 ONNX_TARGETS = [name for name in TARGETS if name not in ("torchscript", "pt2")]
 DATA = onnx_file.WEIGHTS
-pytestmark = pytest.mark.xdist_group(
-    "weights beside the graph"
-)  # one process exports the artefacts
+# One process exports the artefacts.
+pytestmark = pytest.mark.xdist_group("weights beside the graph")
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +36,9 @@ def _initialisers(folder: Path) -> List[Any]:
 
 def _places(folder: Path) -> Dict[str, Dict[str, str]]:
     """Location, offset and length of each initialiser outside the graph."""
-    outside = [
-        tensor
-        for tensor in _initialisers(folder)
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
-    ]
-    return {
-        tensor.name: {entry.key: entry.value for entry in tensor.external_data}
-        for tensor in outside
-    }
+    external = onnx.TensorProto.EXTERNAL
+    outside = [tensor for tensor in _initialisers(folder) if tensor.data_location == external]
+    return {one.name: {entry.key: entry.value for entry in one.external_data} for one in outside}
 
 
 @pytest.mark.parametrize("target", ONNX_TARGETS)
@@ -68,21 +61,16 @@ def test_the_manifest_lists_size_and_hash_of_graph_and_weights(
     target: str, made: Dict[str, Path]
 ) -> None:
     listed = manifests.read(made[target]).files
-    assert {name: files.entry(made[target] / name) for name in ("model.onnx", DATA)} == {
-        name: listed[name] for name in ("model.onnx", DATA)
-    }
+    for name in ("model.onnx", DATA):
+        assert files.entry(made[target] / name) == listed[name]
 
 
 def test_the_weights_in_the_file_are_those_of_the_module(tmp_path: Path) -> None:
     model = seeded(block("rope", width=64))
     export(model, "onnx", tmp_path / "artefact", verify=False)
-    stored = [
-        onnx.numpy_helper.to_array(tensor)
-        for tensor in onnx.load(tmp_path / "artefact" / "model.onnx").graph.initializer
-    ]
-    matrices = [
-        parameter.detach().numpy() for parameter in model.parameters() if parameter.ndim == 2
-    ]
+    tensors = onnx.load(tmp_path / "artefact" / "model.onnx").graph.initializer
+    stored = [onnx.numpy_helper.to_array(tensor) for tensor in tensors]
+    matrices = [one.detach().numpy() for one in model.parameters() if one.ndim == 2]
     assert matrices
     for matrix in matrices:  # a projection is stored transposed, as MatMul reads it
         assert any(np.array_equal(array, matrix.T) for array in stored)
@@ -96,9 +84,8 @@ def test_plain_onnx_runtime_loads_the_two_files_from_one_folder(
     folder.mkdir()
     for name in ("model.onnx", DATA):
         (folder / name).write_bytes((made[target] / name).read_bytes())
-    session = onnxruntime.InferenceSession(
-        str(folder / "model.onnx"), providers=["CPUExecutionProvider"]
-    )
+    path, providers = str(folder / "model.onnx"), ["CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(path, providers=providers)
     assert session.get_inputs()[0].name == "input_ids"
 
 
@@ -126,9 +113,8 @@ def test_a_changed_graph_or_size_is_refused_before_onnx_runtime_reads_it(
 ) -> None:
     folder = exported(tmp_path / "artefact", decoder("rope"), "ort")
     (folder / name).write_bytes(CHANGES[change]((folder / name).read_bytes()))
-    monkeypatch.setattr(
-        onnxruntime, "InferenceSession", lambda *_, **__: pytest.fail("it was read")
-    )
+    read = lambda *_, **__: pytest.fail("it was read")  # noqa: E731
+    monkeypatch.setattr(onnxruntime, "InferenceSession", read)
     with pytest.raises(ValueError, match=f"expected {name} with"):
         load(folder, provider="cpu")
 
@@ -153,18 +139,16 @@ def test_weights_that_are_not_those_of_the_manifest_are_refused(
 ) -> None:
     path = exported(tmp_path / "artefact", decoder("rope"), "ort") / DATA
     path.write_bytes(CHANGES[change](path.read_bytes()))
-    with pytest.raises(
-        ValueError, match=rf"{re.escape(DATA)} with \d+ bytes and sha256 .*, got .*; export again"
-    ):
+    said = rf"{re.escape(DATA)} with \d+ bytes and sha256 .*, got .*; export again"
+    with pytest.raises(ValueError, match=said):
         load(path.parent, provider="cpu")
 
 
 def test_missing_weights_are_refused(made: Dict[str, Path], tmp_path: Path) -> None:
     path = exported(tmp_path / "artefact", decoder("rope"), "ort") / DATA
     path.unlink()
-    with pytest.raises(
-        ValueError, match=f"expected the file {re.escape(DATA)}, got none; export again"
-    ):
+    said = f"expected the file {re.escape(DATA)}, got none; export again"
+    with pytest.raises(ValueError, match=said):
         load(path.parent, provider="cpu")
 
 
@@ -174,9 +158,8 @@ def test_a_listed_weights_file_that_is_too_short_for_the_graph_is_refused(
     folder = exported(tmp_path / "artefact", decoder("rope"), "ort")
     (folder / DATA).write_bytes((folder / DATA).read_bytes()[:-1])
     _resealed(folder, made["ort"])
-    with pytest.raises(
-        ValueError, match="runtime: expected model.onnx to be a graph that ONNX Runtime loads, got"
-    ):
+    said = "runtime: expected model.onnx to be a graph that ONNX Runtime loads, got"
+    with pytest.raises(ValueError, match=said):
         load(folder, provider="cpu")
 
 
@@ -185,10 +168,8 @@ def test_weights_that_the_manifest_does_not_list_are_refused(
 ) -> None:
     folder = exported(tmp_path / "artefact", decoder("rope"), "ort")
     _resealed(folder, made["ort"], without=DATA)
-    with pytest.raises(
-        ValueError,
-        match=f"expected model.onnx to read files that the manifest lists, got '{re.escape(DATA)}'",
-    ):
+    said = "expected model.onnx to read files that the manifest lists"
+    with pytest.raises(ValueError, match=f"{said}, got '{re.escape(DATA)}'"):
         load(folder, provider="cpu")
 
 
@@ -204,11 +185,8 @@ def test_a_graph_that_refers_to_weights_outside_the_folder_is_refused(
     (folder / "model.onnx").write_bytes(model.SerializeToString())
     (folder / location).write_bytes((folder / DATA).read_bytes())
     _resealed(folder, made["ort"])
-    with pytest.raises(
-        ValueError,
-        match="expected model.onnx to read files that the manifest lists, got "
-        f"'{re.escape(location)}'",
-    ):
+    said = "expected model.onnx to read files that the manifest lists"
+    with pytest.raises(ValueError, match=f"{said}, got '{re.escape(location)}'"):
         load(folder, provider="cpu")
 
 

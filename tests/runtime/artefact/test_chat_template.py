@@ -114,22 +114,16 @@ def test_prompts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
             continue
         assert codec.text(messages, reply) == expected
         if reply:
-            assert codec.encode(messages) == theirs.apply_chat_template(
-                messages,
-                chat_template=TEMPLATES[name],
-                return_dict=False,
-                add_generation_prompt=True,
-            )
+            how = {"chat_template": TEMPLATES[name], "add_generation_prompt": True}
+            ids = theirs.apply_chat_template(messages, return_dict=False, **how)
+            assert codec.encode(messages) == ids
 
 
 def test_a_reply_ends_at_the_token_that_the_template_writes_after_one(tmp_path: Path) -> None:
     codec, names = _codec(tmp_path), list(TEMPLATES)
-    assert [codec.spelled(end) for end in ChatCodec(codec, TEMPLATES[names[0]], SPECIAL).ends] == [
-        "<|im_end|>"
-    ]
-    assert [codec.spelled(end) for end in ChatCodec(codec, TEMPLATES[names[1]], SPECIAL).ends] == [
-        "</s>"
-    ]
+    for name, token in zip(names, ("<|im_end|>", "</s>"), strict=False):
+        ends = ChatCodec(codec, TEMPLATES[name], SPECIAL).ends
+        assert [codec.spelled(end) for end in ends] == [token]
     assert ChatCodec(codec, TEMPLATES[names[3]], SPECIAL, (7,)).ends == (7,)
 
 
@@ -157,17 +151,15 @@ BROKEN: Dict[str, str] = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_template_that_is_broken_or_dangerous_is_refused_in_one_line(case: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"\Achat: expected [^\n]*, got an error \([^\n]+\); [^\n]+\Z"
-    ):
+    said = r"\Achat: expected [^\n]*, got an error \([^\n]+\); [^\n]+\Z"
+    with pytest.raises(ValueError, match=said):
         ChatCodec(ByteCodec(), BROKEN[case], {}).text([{"role": "user", "content": "Hi"}])
 
 
 def test_a_jinja2_whose_sandbox_can_be_left_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "version", lambda _: "3.1.5")
-    with pytest.raises(
-        ValueError, match=r"chat: expected jinja2 of at least 3\.1\.6, .* got 3.1.5"
-    ):
+    said = r"chat: expected jinja2 of at least 3\.1\.6, .* got 3.1.5"
+    with pytest.raises(ValueError, match=said):
         ChatCodec(ByteCodec(), "", {})
 
 
@@ -175,14 +167,12 @@ def test_the_prompt_has_no_special_tokens_but_those_of_the_template(tmp_path: Pa
     from tokenizers import processors
 
     made = _words()
-    made.post_processor = processors.TemplateProcessing(
-        "<s> $A </s>", None, [("<s>", made.token_to_id("<s>")), ("</s>", made.token_to_id("</s>"))]
-    )
+    special = [(name, made.token_to_id(name)) for name in ("<s>", "</s>")]
+    made.post_processor = processors.TemplateProcessing("<s> $A </s>", None, special)
     (tmp_path / "tokenizer.json").write_text(made.to_str())
     codec = TokenizerCodec(tmp_path)
-    result: List[int] = ChatCodec(
-        codec, "{{ bos_token }}{{ messages[0].content }}", SPECIAL
-    ).encode([{"role": "user", "content": "a"}])
+    chat = ChatCodec(codec, "{{ bos_token }}{{ messages[0].content }}", SPECIAL)
+    result: List[int] = chat.encode([{"role": "user", "content": "a"}])
     assert result == codec.encode("a")[:-1]
 
 

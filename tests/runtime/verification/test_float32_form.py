@@ -30,6 +30,7 @@ from posenc_export.runtime.verification.float32_form import load_form
 from posenc_export.runtime.verification.measuring import measure
 from posenc_export.runtime.verification.scenarios import Level
 from posenc_export.shared.numerics import tolerance
+from tests.cases import choice
 from tests.faults.artefacts import described
 from tests.tiny import block, decoder
 from tests.traces import exported, sources
@@ -68,22 +69,11 @@ def _with_outliers() -> Any:
 
 def _arguments(format_: str, folder: Path) -> Dict[str, Any]:
     sample = folder / "sample.txt"
-    content = np.random.default_rng(0).integers(0, 256, 4096).astype(np.uint8)
-    sample.write_bytes(content.tobytes())
+    sample.write_bytes(np.random.default_rng(0).bytes(4096))
     return {**FORMATS[format_], **({"calibrate": sample} if "cache" in format_ else {})}
 
 
-@pytest.mark.parametrize(
-    "format_",
-    [
-        "float16",
-        "int8",
-        *(
-            pytest.param(name, marks=pytest.mark.exhaustive)
-            for name in ("int4", "int4-128", "cache int8")
-        ),
-    ],
-)
+@pytest.mark.parametrize("format_", choice(FORMATS, ["float16", "int8"]))
 def test_a_model_with_outliers_in_its_activations_is_accepted(format_: str, tmp_path: Path) -> None:
     given = {**_arguments(format_, tmp_path), "max_loss": 1000.0}
     result = export(_with_outliers(), "ort", tmp_path / "made", **given).certificate
@@ -98,11 +88,8 @@ def test_a_large_error_of_rounding_is_reported_and_refuses_nothing(
     found = export(_with_outliers(), "ort", folder, **given).certificate
     assert found is not None and found["passed"] and (exported_error(found) or 0) > 0.1
     assert main(["verify", str(folder), "--quick"]) == 0
-    said = (
-        "as exported, which rounds activations or caches, errors are within "
-        f"{exported_error(found):.1e}"
-    )
-    assert said in capsys.readouterr().out
+    said = "as exported, which rounds activations or caches, errors are within"
+    assert f"{said} {exported_error(found):.1e}" in capsys.readouterr().out
     assert main(["inspect", str(folder)]) == 0
     assert f"({exported_error(found):.1e} as exported)" in " ".join(capsys.readouterr().out.split())
 
