@@ -51,10 +51,11 @@ def exported(name: str, checkpoint: Path, output: Path) -> Path:
 
 
 FAULTS = [*OF_GRAPHS, *OTHERS]
-SLOW = "no ALiBi for padded rows"  # takes as long as the others together
+# Slow, and the same node, or the same cause, as another fault in another family.
+SLOW = {"no ALiBi for padded rows", "bias from slots of the call", "rotary positions are slots"}
 
 
-@pytest.mark.parametrize("name", choice(FAULTS, {*FAULTS} - {SLOW}))
+@pytest.mark.parametrize("name", choice(FAULTS, {*FAULTS} - SLOW))
 def test_a_fault_in_a_graph_is_named(
     name: str, checkpoint: Any, traced: Any, tmp_path: Path
 ) -> None:
@@ -64,7 +65,10 @@ def test_a_fault_in_a_graph_is_named(
     assert result.cause in fault.causes, result.sentence
 
 
-@pytest.mark.parametrize("family", sorted({fault.family for fault in OF_GRAPHS.values()}))
+FAMILIES = sorted({fault.family for fault in OF_GRAPHS.values()})
+
+
+@pytest.mark.parametrize("family", choice(FAMILIES, {*FAMILIES} - {"bloom"}))
 def test_the_graph_without_a_fault_is_right(family: str, checkpoint: Any, traced: Any) -> None:
     assert audit(traced(family), checkpoint(family)).right
 
@@ -90,12 +94,11 @@ def test_transformers_exporter_keeps_the_window_of_mistral(checkpoint: Any, tmp_
 
 def test_the_page_tells_a_refusal_from_a_wrong_graph(checkpoint: Any, traced: Any) -> None:
     made = {"exporter": "torchscript", "versions": {"torch": "2"}, "family": "llama"}
+    file, refused = str(traced("llama")), "ValueError: no\nmore"
     rows = [
-        audited({**made, "file": str(traced("llama"))}, checkpoint("llama")),
-        audited(
-            {**made, "family": "qwen2", "refused": "ValueError: no\nmore"}, checkpoint("llama")
-        ),
-        audited({**made, "family": "mistral", "file": str(traced("llama"))}, checkpoint("qwen3")),
+        audited({**made, "file": file}, checkpoint("llama")),
+        audited({**made, "family": "qwen2", "refused": refused}, checkpoint("llama")),
+        audited({**made, "family": "mistral", "file": file}, checkpoint("qwen3")),
     ]
     assert [row["verdict"] for row in rows] == ["right", "not exported", "wrong"]
     page = table(rows)

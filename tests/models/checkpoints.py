@@ -22,12 +22,8 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
 }  # fmt: skip
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 128,
-}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+    "original_max_position_embeddings": 128}  # fmt: skip
 LONGROPE = {
     "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
@@ -67,9 +63,7 @@ MODELS: Dict[str, Dict[str, Any]] = {
     "mistral with a window": {"sliding_window": 8, "rope_parameters": YARN},
     "gpt2": {},
     "bloom": {},
-    "mpt": {
-        "n_heads": 6, "d_model": 96, "attn_config": {"clip_qkv": 0.7, "softmax_scale": 0.4},
-    },
+    "mpt": {"n_heads": 6, "d_model": 96, "attn_config": {"clip_qkv": 0.7, "softmax_scale": 0.4}},
     "falcon": {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False,
         "num_attention_heads": 16, "activation": "gelu_new"},
     "falcon new": {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 40},
@@ -101,10 +95,7 @@ MODELS: Dict[str, Dict[str, Any]] = {
 
 # Patterns that transformers cannot compute: its temperatures use the column of a token as its
 # position, and its rounded ALiBi always counts from 0.
-WITHOUT: Dict[str, Tuple[str, ...]] = {
-    "llama4_text": BY_POSITION,
-    "falcon": ("shifted",),
-}
+WITHOUT: Dict[str, Tuple[str, ...]] = {"llama4_text": BY_POSITION, "falcon": ("shifted",)}
 
 
 def described(name: str) -> Any:
@@ -128,9 +119,8 @@ def randomised(model: Any) -> Any:
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape) * (0.15 if parameter.dim() > 1 else 0.1))
         for key, parameter in model.named_parameters():
-            if ("norm" in key or ".ln_" in key) and not model.config.model_type.startswith(
-                "gemma"
-            ):  # Gemma saves w - 1
+            # Gemma saves w - 1.
+            if ("norm" in key or ".ln_" in key) and "gemma" not in model.config.model_type:
                 parameter += 1.0
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):  # a weight, though not trained by gradients

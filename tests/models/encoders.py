@@ -12,18 +12,10 @@ SIZES = {
     "intermediate_size": 40, "max_position_embeddings": 64, "layer_norm_eps": 1e-7,
     "pad_token_id": PADDING, "bos_token_id": 0, "eos_token_id": 2,
 }  # fmt: skip
-LOCAL = {
-    "norm_eps": 1e-5,
-    "local_attention": 8,
-    "num_hidden_layers": 5,
-    "cls_token_id": 0,
-    "sep_token_id": 2,
-}
-RELATIVE = {
-    "relative_attention": True,
-    "position_biased_input": False,
-    "pos_att_type": ["c2p", "p2c"],
-}
+LOCAL = {"norm_eps": 1e-5, "local_attention": 8, "num_hidden_layers": 5, "cls_token_id": 0,
+    "sep_token_id": 2}  # fmt: skip
+RELATIVE = {"relative_attention": True, "position_biased_input": False,
+    "pos_att_type": ["c2p", "p2c"]}  # fmt: skip
 # Settings of each model that differ from SIZES. The first word of a name is the model type.
 MODELS: Dict[str, Dict[str, Any]] = {
     "bert": {"type_vocab_size": 3},
@@ -76,14 +68,10 @@ ALONE = {"t5": "T5EncoderModel"}
 
 def described(name: str) -> Any:
     """Return transformers' configuration of a model."""
-    family = name.split()[0]
-    spelled = {
-        KEYS.get(family, {}).get(key, key): value
-        for key, value in {**SIZES, **MODELS[name]}.items()
-    }
-    return getattr(transformers, CONFIGS[family])(
-        **{key: value for key, value in spelled.items() if key}
-    )
+    family, values = name.split()[0], {**SIZES, **MODELS[name]}
+    spelled = {KEYS.get(family, {}).get(key, key): value for key, value in values.items()}
+    spelled.pop(None, None)
+    return getattr(transformers, CONFIGS[family])(**spelled)
 
 
 def made(name: str, head: str = "AutoModel") -> Any:
@@ -114,9 +102,8 @@ def randomised(model: Any) -> Any:
             parameter.copy_(torch.randn(parameter.shape) * (0.25 if parameter.dim() > 1 else 0.1))
             if "norm" in key.lower() and key.endswith("weight"):
                 parameter += 1.0
-        if (
-            model.config.model_type in ALONE
-        ):  # T5 does not divide scores by sqrt(D), so its queries are smaller
+        # T5 does not divide scores by sqrt(D), so its queries are smaller.
+        if model.config.model_type in ALONE:
             for key, parameter in model.named_parameters():
                 if key.endswith(".q.weight"):
                     parameter *= model.config.d_kv**-0.5

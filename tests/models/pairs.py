@@ -50,9 +50,8 @@ def made(name: str) -> Any:
     head = "MarianMTModel" if kind == "Marian" else f"{kind}ForConditionalGeneration"
     config = getattr(transformers, f"{kind}Config")(**keys)
     model = getattr(transformers, head)(config)
-    if (
-        name == "t5 both parts, untied"
-    ):  # transformers 5 ties all new T5 models; published checkpoints may have a separate head
+    # transformers 5 ties all new T5 models; published checkpoints may have a separate head.
+    if name == "t5 both parts, untied":
         model.lm_head.weight = torch.nn.Parameter(torch.randn(model.lm_head.weight.shape))
     return randomised(model)
 
@@ -88,11 +87,7 @@ class Peer:
         self.given = {"input_ids": read, "attention_mask": mask}
 
     def __call__(
-        self,
-        tokens: torch.Tensor,
-        attention_mask: Any = None,
-        position_ids: Any = None,
-        **cache: Any,
+        self, tokens: Any, attention_mask: Any = None, position_ids: Any = None, **cache: Any
     ) -> Any:
         given = {key: value[: len(tokens)] for key, value in self.given.items()}
         if attention_mask is not None and "5" not in self.config.model_type:
@@ -117,9 +112,8 @@ class Peer:
         self.model.save_pretrained(folder)
         if self.untied:
             path = folder / "config.json"
-            path.write_text(
-                json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": False})
-            )
+            config = {**json.loads(path.read_text()), "tie_word_embeddings": False}
+            path.write_text(json.dumps(config))
 
 
 class Reading:
@@ -136,11 +130,8 @@ class Reading:
         self.manifest = session.manifest
 
     def prefill(self, inputs: Any, **how: Any) -> np.ndarray:
-        return self.session.prefill(
-            inputs,
-            encoder=None if self.session.length.any() else self.encoded[: len(inputs)],
-            **how,
-        )
+        encoder = None if self.session.length.any() else self.encoded[: len(inputs)]
+        return self.session.prefill(inputs, encoder=encoder, **how)
 
 
 def saved(name: str, folder: Path) -> Tuple[Peer, Any, List[np.ndarray]]:
@@ -161,7 +152,6 @@ def saved(name: str, folder: Path) -> Tuple[Peer, Any, List[np.ndarray]]:
 def encoded(folder: Path) -> List[np.ndarray]:
     """Return the outputs of our encoder for each row [q,N]."""
     encoder, ids = from_pretrained(folder, part="encoder"), torch.from_numpy(inputs()[0])
+    pairs = zip(ids, LENGTHS, strict=True)
     with torch.no_grad():
-        return [
-            encoder(row[None, :length])[0].numpy() for row, length in zip(ids, LENGTHS, strict=True)
-        ]
+        return [encoder(row[None, :length])[0].numpy() for row, length in pairs]

@@ -17,13 +17,8 @@ from tests.models.encoders import SIZES, saved
 PACKAGE = "sentence_transformers.models"
 MOST = 9  # tokens of a text, with [CLS] and [SEP]
 SPECIAL = ("[CLS]", "[PAD]", "[SEP]", "[UNK]")
-TEXTS = [
-    "w5 w6",
-    "w7 w8 w9 W5 w6 unknown",
-    "",
-    "w5",
-    " ".join(f"w{4 + index % 50}" for index in range(30)),
-]
+LONG = " ".join(f"w{4 + index % 50}" for index in range(30))
+TEXTS = ["w5 w6", "w7 w8 w9 W5 w6 unknown", "", "w5", LONG]
 DENSE = {
     "in_features": SIZES["hidden_size"],
     "out_features": 7,
@@ -65,24 +60,19 @@ def folder(
     peer, _ = saved(name, path)
     (path / "tokenizer.json").write_bytes(tokenizer())
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "model_max_length": 64}
-    (path / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **special})
-    )
-    (path / "sentence_bert_config.json").write_text(
-        json.dumps({"max_seq_length": MOST, "do_lower_case": lower})
-    )
-    modules = [
-        ("Transformer", ""),
-        ("Pooling", "1_Pooling"),
-        *((one, f"{index}_{one}") for index, one in enumerate(_names(after), 2)),
-    ]
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    cut = {"max_seq_length": MOST, "do_lower_case": lower}
+    (path / "sentence_bert_config.json").write_text(json.dumps(cut))
+    names = [given if isinstance(given, str) else "Dense" for given in after]
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    modules += [(one, f"{index}_{one}") for index, one in enumerate(names, 2)]
     for index, given in enumerate(after, 2):
         if isinstance(given, dict):
             _dense(path / f"{index}_Dense", given)
     (path / "1_Pooling").mkdir()
-    (path / "1_Pooling" / "config.json").write_text(
-        json.dumps({"word_embedding_dimension": SIZES["hidden_size"], **pooling})
-    )
+    pooled = {"word_embedding_dimension": SIZES["hidden_size"], **pooling}
+    (path / "1_Pooling" / "config.json").write_text(json.dumps(pooled))
     listed = [
         {"idx": index, "name": str(index), "path": place, "type": f"{PACKAGE}.{kind}"}
         for index, (kind, place) in enumerate(modules)
@@ -112,10 +102,6 @@ def dense_weights(index: int) -> Dict[str, Tensor]:
         "linear.weight": 0.3 * torch.randn(7, SIZES["hidden_size"], generator=random),
         "linear.bias": torch.randn(7, generator=random),
     }
-
-
-def _names(after: Sequence[Any]) -> Sequence[str]:
-    return [given if isinstance(given, str) else "Dense" for given in after]
 
 
 def _dense(path: Path, config: Dict[str, Any]) -> None:

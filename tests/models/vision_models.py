@@ -11,55 +11,32 @@ import torch
 import transformers
 
 from posenc_export.runtime.grids import coordinates
-from tests.models.checkpoints import DELTA, randomised
+from tests.models.checkpoints import DELTA, SIZES, randomised
 
-TEXT = {
-    "vocab_size": 61, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "num_hidden_layers": 2, "intermediate_size": 48, "max_position_embeddings": 512,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+TOWER = {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4,
+    "intermediate_size": 40}  # fmt: skip
+GLM = {**TOWER, "image_size": 16}
 TOWERS = {
     "qwen2_vl": {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4,
         "mlp_ratio": 2},
-    "qwen2_5_vl": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2,
-        "patch_size": 4, "intermediate_size": 40, "tokens_per_second": 3},
-    "qwen3_vl": {
-        "depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4,
-        "intermediate_size": 40, "deepstack_visual_indexes": [0],
-    },
-    "qwen3_5": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2,
-        "patch_size": 4, "intermediate_size": 40},
-    "glm4v": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4,
-        "image_size": 16, "intermediate_size": 40},
-    "glm_ocr": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2,
-        "patch_size": 4, "image_size": 16, "intermediate_size": 40},
+    "qwen2_5_vl": {**TOWER, "tokens_per_second": 3},
+    "qwen3_vl": {**TOWER, "deepstack_visual_indexes": [0]},
+    "qwen3_5": TOWER, "glm4v": GLM, "glm46v": GLM, "glm_ocr": GLM,
 }  # fmt: skip
-TOWERS["glm46v"] = TOWERS["glm4v"]
 CLASSES = {
-    "qwen2_vl": "Qwen2VL",
-    "qwen2_5_vl": "Qwen2_5_VL",
-    "qwen3_vl": "Qwen3VL",
-    "qwen3_5": "Qwen3_5",
-    "glm4v": "Glm4v",
-    "glm46v": "Glm46V",
-    "glm_ocr": "GlmOcr",
-}
+    "qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "qwen3_5": "Qwen3_5",
+    "glm4v": "Glm4v", "glm46v": "Glm46V", "glm_ocr": "GlmOcr",
+}  # fmt: skip
 
 
 def _axes(*sections: int, **more: Any) -> Dict[str, Any]:
-    return {
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10000.0,
-            "mrope_section": list(sections),
-            **more,
-        }
-    }
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections)}
+    return {"rope_parameters": {**rope, **more}}
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-# Settings of each text model that differ from TEXT, and whether the head is tied. The first word of
-# a name is the model type.
+# Settings of each text model that differ from SIZES, and whether the head is tied. The first word
+# of a name is the model type.
 MODELS: Dict[str, Tuple[Dict[str, Any], bool]] = {
     "qwen2_vl": (_axes(2, 3, 3), False),
     "qwen2_vl with windows": (
@@ -96,27 +73,18 @@ ROWS: List[List[Tuple[int, int, Tuple[int, ...]]]] = [
 def described(name: str) -> Any:
     """Return transformers' configuration of a model."""
     own, (text, tied) = re.split("[ ,]", name)[0], MODELS[name]
-    ids = {
-        "image_token_id": IMAGE,
-        "video_token_id": VIDEO,
-        "vision_start_token_id": MARK,
-        "vision_end_token_id": MARK,
-    }
+    ids = {"image_token_id": IMAGE, "video_token_id": VIDEO}
+    ids |= dict.fromkeys(("vision_start_token_id", "vision_end_token_id"), MARK)
+    parts = {"text_config": {**SIZES, **text}, "vision_config": TOWERS[own]}
     result = getattr(transformers, CLASSES[own] + "Config")
-    return result(
-        text_config={**TEXT, **text}, vision_config=TOWERS[own], tie_word_embeddings=tied, **ids
-    )
+    return result(**parts, tie_word_embeddings=tied, **ids)
 
 
 def saved(name: str, folder: Path) -> Any:
     """Save transformers' model in a folder, and return it."""
     torch.manual_seed(0)
-    config = described(name)
-    model = randomised(
-        getattr(
-            transformers, CLASSES[name.replace(",", "").split()[0]] + "ForConditionalGeneration"
-        )(config)
-    )
+    kind = CLASSES[re.split("[ ,]", name)[0]] + "ForConditionalGeneration"
+    model = randomised(getattr(transformers, kind)(described(name)))
     model.save_pretrained(folder)
     return model
 
@@ -126,11 +94,6 @@ def places() -> np.ndarray:
     rows = []
     for runs in ROWS:
         kinds = [kind for kind, count, _ in runs for _ in range(count)]
-        rows.append(
-            coordinates(
-                kinds,
-                [grid for kind, _, grid in runs if kind == 1],
-                [grid for kind, _, grid in runs if kind == 2],
-            )
-        )
+        grids = ([grid for kind, _, grid in runs if kind == wanted] for wanted in (1, 2))
+        rows.append(coordinates(kinds, *grids))
     return np.stack(rows, 1)

@@ -152,9 +152,8 @@ def test_a_certificate_compares_with_the_module_itself(tmp_path: Path) -> None:
 def test_a_module_can_be_exported_with_an_attention_mask(
     target: str, named: Any, tmp_path: Path
 ) -> None:
-    manifest = export(
-        _sources("slopes"), target, tmp_path / "artefact", signature="mask", verify="quick"
-    )
+    how: Any = {"signature": "mask", "verify": "quick"}
+    manifest = export(_sources("slopes"), target, tmp_path / "artefact", **how)
     assert manifest.certificate and manifest.certificate["passed"]
     assert named is None or [value.name for value in manifest.inputs] == named
 
@@ -219,9 +218,8 @@ def test_a_module_that_gives_the_last_logits_gives_those_of_every_token(tmp_path
 def test_an_encoder_has_no_cache(kind: Type[Encoder], tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = kind().eval()
-    manifest = export(
-        module, "ort", tmp_path / "a", verify="quick", max_positions=POSITIONS, causal=False
-    )
+    how: Any = {"verify": "quick", "max_positions": POSITIONS, "causal": False}
+    manifest = export(module, "ort", tmp_path / "a", **how)
     x = torch.randint(VOCABULARY, (2, 9))
     with torch.no_grad():
         expected = [module(x[:1, :9])[0].numpy(), module(x[1:, :5])[0].numpy()]
@@ -231,18 +229,13 @@ def test_an_encoder_has_no_cache(kind: Type[Encoder], tmp_path: Path) -> None:
     assert max(errors) <= manifest.certificate["tolerance"]  # type: ignore[index]
 
 
-@pytest.mark.parametrize(
-    ("name", "weights", "target"),
-    choice(
-        [
-            ("trained positions", "int8", "ort"),
-            ("rotations", "int4", "ort"),
-            ("retention", "int4-128", "ort"),
-            ("trained positions", "int8", "onnx"),
-        ],
-        [("trained positions", "int8", "ort")],
-    ),  # fmt: skip
-)
+FEW_BITS = [
+    ("trained positions", "int8", "ort"), ("rotations", "int4", "ort"),
+    ("retention", "int4-128", "ort"), ("trained positions", "int8", "onnx"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "weights", "target"), choice(FEW_BITS, FEW_BITS[:1]))
 def test_linear_layers_of_a_module_are_rounded(
     name: str, weights: str, target: str, tmp_path: Path
 ) -> None:
@@ -275,15 +268,14 @@ def of_bytes() -> Sources:
     return Sources(_of_bytes(), how=ReadAs(max_positions=POSITIONS))
 
 
-@pytest.mark.parametrize(
-    ("options", "target"),
-    [
-        ({"cache": "int8"}, "ort"),
-        ({"cache": "int8", "weights": "int8"}, "ort-native"),
-        ({"size": 0.3}, "ort"),
-    ],
-    ids=str,
-)
+SMALLER = [
+    ({"cache": "int8"}, "ort"),
+    ({"cache": "int8", "weights": "int8"}, "ort-native"),
+    ({"size": 0.3}, "ort"),
+]
+
+
+@pytest.mark.parametrize(("options", "target"), SMALLER, ids=str)
 def test_a_module_is_rounded_with_calibration_data(
     options: Dict[str, Any], target: str, of_bytes: Sources, tmp_path: Path
 ) -> None:
@@ -406,11 +398,7 @@ def _certified(model: Model) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "fault"),
-    [
-        ("trained positions", _shifted),
-        ("a window", _wrong_window),
-        ("rotations", _mixed_rows),
-    ],
+    [("trained positions", _shifted), ("a window", _wrong_window), ("rotations", _mixed_rows)],
 )
 def test_a_fault_in_the_calls_is_found_by_the_module_itself(name: str, fault: Any) -> None:
     model: Any = copy.copy(_sources(name).model)
@@ -460,52 +448,29 @@ def test_a_module_around_a_block_is_read_as_it_is() -> None:
 
 
 REFUSED = {
-    "no positions": (
-        lambda: seeded("slopes"),
-        {},
+    "no positions": (lambda: seeded("slopes"), {},
         "^module Decoder: expected the number of positions, got none; give max_positions=N for "
-        r"positions 0 \.\. N-1$",
-    ),
-    "no example": (
-        lambda: seeded("retention"),
-        {"max_positions": 40},
+        r"positions 0 \.\. N-1$"),
+    "no example": (lambda: seeded("retention"), {"max_positions": 40},
         r"^module Tagger: expected an example, unless forward begins with the embedding of token "
         r"ids, got none; give example=x, token ids int64 \[B,S\] or hidden states float32 "
-        r"\[B,S,E\]$",
-    ),
-    "float64": (
-        lambda: seeded("slopes").double(),
-        {"max_positions": 40},
-        "^module Decoder: expected float32 weights, got float64; call .float()",
-    ),
-    "a choice in half precision": (
-        lambda: ZOO["experts-by-mask"]()[0],
+        r"\[B,S,E\]$"),
+    "float64": (lambda: seeded("slopes").double(), {"max_positions": 40},
+        "^module Decoder: expected float32 weights, got float64; call .float()"),
+    "a choice in half precision": (lambda: ZOO["experts-by-mask"]()[0],
         {"dtype": "float16", "max_positions": 40, "example": ZOO["experts-by-mask"]()[1]},
-        "^export: expected dtype float32 for a model that chooses experts, got float16, in which",
-    ),
-    "a size of what reads no text": (
-        lambda: _sources("slopes"),
-        {"size": 1.0},
-        "^export: expected a decoder that reads text, without experts, for a size, got another",
-    ),
-    "arguments for a block": (
-        lambda: built(block_config(64, 4, 40)),
-        {"max_positions": 40},
+        "^export: expected dtype float32 for a model that chooses experts, got float16, in which"),
+    "a size of what reads no text": (lambda: _sources("slopes"), {"size": 1.0},
+        "^export: expected a decoder that reads text, without experts, for a size, got another"),
+    "arguments for a block": (lambda: built(block_config(64, 4, 40)), {"max_positions": 40},
         "^export: expected example, max_positions, positions, axes, causal and output for your own "
-        "module, got them for a AttentionBlock; leave them out$",
-    ),
-    "the call of earlier versions": (
-        lambda: Around(True),
-        {"max_positions": 40},
+        "module, got them for a AttentionBlock; leave them out$"),
+    "the call of earlier versions": (lambda: Around(True), {"max_positions": 40},
         r"^module Around: expected forward to take an input alone, got forward\(ids: .*\*where.*; "
-        r"write forward\(x\) and call self.block\(x\), as docs/own-model.md shows",
-    ),
-    "no module": (
-        lambda: 3,
-        {},
-        "expected a Stack, an AttentionBlock or another torch.nn.Module, got int",
-    ),
-}
+        r"write forward\(x\) and call self.block\(x\), as docs/own-model.md shows"),
+    "no module": (lambda: 3, {},
+        "expected a Stack, an AttentionBlock or another torch.nn.Module, got int"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -15,13 +15,7 @@ from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve.completion import Stops
 from posenc_export.serve.engine import Engine
-from posenc_export.serve.requests import (
-    Limits,
-    Refused,
-    Request,
-    Token,
-    check_model,
-)
+from posenc_export.serve.requests import Limits, Refused, Request, Token, check_model
 from tests.serve.models import alone, artefact, opened, prompts, slow  # noqa: F401
 
 pytestmark = pytest.mark.xdist_group("serve")
@@ -55,10 +49,8 @@ def test_every_request_gets_the_tokens_that_it_gets_alone(
     target: str, models: Dict[str, Model]
 ) -> None:
     lengths = np.random.default_rng(1).integers(1, 40, 24).tolist()
-    requests = [
-        Request(tuple(prompt), length)
-        for prompt, length in zip(prompts(24, 60), lengths, strict=True)
-    ]
+    pairs = zip(prompts(24, 60), lengths, strict=True)
+    requests = [Request(tuple(prompt), length) for prompt, length in pairs]
     gathered = Gathered(models[target])
     for first in range(0, len(requests), 4):
         gathered.engine.submit(requests[first : first + 4])
@@ -90,10 +82,8 @@ def test_what_the_checkpoint_forbids_or_forces_is_not_generated_as_in_a_session(
 
 
 def test_draws_follow_the_seed_of_each_request(models: Dict[str, Model]) -> None:
-    requests = [
-        Request(tuple(prompt), 20, 0.9, 30, 0.95, seed)
-        for seed, prompt in enumerate(prompts(8, 12))
-    ]
+    each = enumerate(prompts(8, 12))
+    requests = [Request(tuple(prompt), 20, 0.9, 30, 0.95, seed) for seed, prompt in each]
     gathered = Gathered(models["ort"])
     gathered.engine.submit(requests)
     gathered.engine.close()
@@ -128,11 +118,8 @@ def test_an_artefact_whose_rows_share_columns_is_refused_by_name(
     target: str, signature: str, models: Dict[str, Model]
 ) -> None:
     manifest = models["ort"].manifest.replace(target=target, signature=signature, layout="columns")
-    with pytest.raises(
-        ValueError,
-        match=f"serve: expected rows with cache slots of their own, got target {target} with "
-        f"signature {signature}; export target ort",
-    ):
+    got = f"got target {target} with signature {signature}; export target ort"
+    with pytest.raises(ValueError, match=f"rows with cache slots of their own, {got}"):
         check_model(manifest, LIMITS)
 
 
@@ -142,12 +129,7 @@ def test_the_pieces_of_a_text_do_not_change_where_it_stops() -> None:
         text = "".join(random.choice(list("abc"), random.integers(0, 24)))
         cuts = np.sort(random.integers(0, len(text) + 1, 6))
         stops = Stops(strings)
-        result = (
-            "".join(
-                stops.push(text[begin:end])
-                for begin, end in itertools.pairwise([0, *cuts, len(text)])
-            )
-            + stops.rest()
-        )
+        pieces = itertools.pairwise([0, *cuts, len(text)])
+        result = "".join(stops.push(text[begin:end]) for begin, end in pieces) + stops.rest()
         ends = [text.find(string) for string in strings if string in text]
         assert stops.found == bool(ends) and result == text[: min(ends, default=len(text))]

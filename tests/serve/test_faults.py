@@ -60,10 +60,8 @@ def test_a_text_that_the_tokenizer_cannot_encode_is_refused(
     codec.tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="none"))
     monkeypatch.setattr(app.state.service, "codec", codec)
     status, answer = Client(port).ask("/v1/completions", {"prompt": "b"})
-    assert status == 400
-    assert answer["error"]["message"].startswith(
-        "text: expected a text that the tokenizer can encode, got an error"
-    )
+    said = "text: expected a text that the tokenizer can encode, got an error"
+    assert status == 400 and answer["error"]["message"].startswith(said)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -74,15 +72,10 @@ def test_tokens_that_the_tokenizer_cannot_decode_end_the_request_with_an_error(
         raise ValueError("planted")
 
     monkeypatch.setattr("posenc_export.runtime.artefact.tokenizer.BytePieces.push", push)
-    said = (
-        list(Client(port).events(LONG))[-1]
-        if stream
-        else Client(port).ask("/v1/completions", LONG)[1]
-    )
-    end = time.monotonic() + 10
-    while (
-        app.state.service.open and time.monotonic() < end
-    ):  # a client sees the end of a stream before the server has finished with it
+    client, end = Client(port), time.monotonic() + 10
+    said = list(client.events(LONG))[-1] if stream else client.ask("/v1/completions", LONG)[1]
+    # A client sees the end of a stream before the server has finished with it.
+    while app.state.service.open and time.monotonic() < end:
         time.sleep(0.01)
     assert said["error"]["type"] == "server_error" and not app.state.service.open
 
@@ -100,11 +93,12 @@ def test_other_requests_are_answered_while_a_long_text_is_tokenized(
 
     monkeypatch.setattr(app.state.service, "codec", Slow())
     answers: List[Any] = []
-    asking = threading.Thread(
-        target=lambda: answers.append(
-            Client(port).ask("/v1/completions", {"prompt": "a", "max_tokens": 2})
-        )
-    )
+
+    def ask() -> None:
+        body = {"prompt": "a", "max_tokens": 2}
+        answers.append(Client(port).ask("/v1/completions", body))
+
+    asking = threading.Thread(target=ask)
     asking.start()
     assert begun.wait(30)
     other = Client(port)
@@ -130,10 +124,8 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
     text = "a" * (protocol.CHARACTERS * (LIMITS.context - 1) + 1)
     asked = {"prompt": text} if path == "/v1/completions" else {"messages": [_user(text)]}
     status, answer = Client(port).ask(path, asked)
-    assert (status, answer["error"]["message"]) == (
-        400,
-        "prompt: expected 1 .. 299 tokens in at most 19136 characters, got 19137; shorten it",
-    )
+    said = "prompt: expected 1 .. 299 tokens in at most 19136 characters, got 19137; shorten it"
+    assert status == 400 and answer["error"]["message"] == said
 
 
 def _user(text: str) -> Dict[str, str]:
@@ -177,14 +169,10 @@ def test_a_request_that_the_end_of_the_server_cuts_ends_with_an_error(
 ) -> None:
     from posenc_export.serve.app import application
 
-    with running(application("tiny", model, LIMITS), timeout_graceful_shutdown=0) as (
-        port,
-        server,
-    ):
+    app = application("tiny", model, LIMITS)
+    with running(app, timeout_graceful_shutdown=0) as (port, server):
         client = Client(port)
-        client.connection.request(
-            "POST", "/v1/completions", json.dumps({**LONG, "stream": stream}), JSON
-        )
+        client.send("/v1/completions", {**LONG, "stream": stream})
         while not server.server_state.tasks:
             time.sleep(0.01)
         time.sleep(0.1)
@@ -200,9 +188,8 @@ def test_a_server_whose_engine_ends_says_so_and_exits_with_a_code(folder: Path) 
         f"import sys\nfrom posenc_export.commands.cli import main\n{STEP}sys.exit(main(['serve', "
         f"{str(folder)!r}, '--port', '0', '--context', '300', '--json']))"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    pipes: Any = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
     try:
         assert process.stdout is not None
         port = int(json.loads(process.stdout.readline())["url"].rpartition(":")[2])

@@ -28,13 +28,8 @@ def models() -> Dict[str, Model]:
 
 
 def _limits(model: Model, blocks: int) -> Limits:
-    return Limits(
-        rows=5,
-        queue=64,
-        context=300,
-        chunk=48,
-        prefix_memory=blocks * BLOCK * bytes_per_slot(model.manifest),
-    )
+    memory = blocks * BLOCK * bytes_per_slot(model.manifest)
+    return Limits(rows=5, queue=64, context=300, chunk=48, prefix_memory=memory)
 
 
 def _requests(count: int, tokens: int = 12) -> List[Request]:

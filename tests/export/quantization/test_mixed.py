@@ -43,11 +43,11 @@ def test_rows_that_no_block_of_128_fills_get_shorter_blocks() -> None:
 
 
 def test_the_weight_that_loses_most_for_its_bytes_gets_the_larger_format() -> None:
-    small, large, cheap = (
+    small_large_cheap = [
         [Choice("int4", 100, loss), Choice("int8-32", 100 + more, 0.0)]
         for loss, more in ((1.0, 100), (2.0, 100), (1.5, 50))
-    )
-    result = mixed._within([small, large, cheap], 300 + 150)
+    ]
+    result = mixed._within(small_large_cheap, 300 + 150)
     assert [choice.format for choice in result] == ["int4", "int8-32", "int8-32"]
 
 
@@ -74,30 +74,21 @@ def test_the_estimated_loss_of_small_errors_is_that_of_gaussian_noise_on_the_out
 def test_an_artefact_of_a_size_is_at_most_that_large_and_verified_with_the_formats_of_its_manifest(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "text").write_bytes(TEXT)
-    manifest = export(
-        MODEL, "ort", tmp_path / "made", calibrate=tmp_path / "text", size=0.45, max_loss=10.0
-    )
-    assert (
-        0.38e6
-        < sum(manifest.files[name].bytes for name in ("model.onnx", "model.onnx.data"))
-        <= 0.45e6
-    )
-    assert (
-        len(set(manifest.formats.values())) > 1
-        and len(manifest.formats) == manifest.weights.matrices
-    )
-    assert verify(tmp_path / "made", MODEL, calibrate=tmp_path / "text")["passed"]
+    text, place = tmp_path / "text", tmp_path / "made"
+    text.write_bytes(TEXT)
+    manifest = export(MODEL, "ort", place, calibrate=text, size=0.45, max_loss=10.0)
+    size = sum(manifest.files[name].bytes for name in ("model.onnx", "model.onnx.data"))
+    assert 0.38e6 < size <= 0.45e6 and len(set(manifest.formats.values())) > 1
+    assert len(manifest.formats) == manifest.weights.matrices
+    assert verify(place, MODEL, calibrate=text)["passed"]
     manifest.formats.popitem()
     with pytest.raises(ValueError, match="expected formats of 11 weights, got 10"):
         rules.check(manifest)
 
 
 def test_a_size_that_is_too_small_is_refused_with_the_smallest_one(sample: Sample) -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"expected a size of at least (0\.\d+) MB for this model, got 0.1; give \1",
-    ) as refused:
+    said = r"expected a size of at least (0\.\d+) MB for this model, got 0.1; give \1"
+    with pytest.raises(ValueError, match=said) as refused:
         mixed.formats_within(MODEL, sample, 0.1)
     smallest = float(str(refused.value).split(" MB")[0].rpartition(" ")[2])
     assert len(mixed.formats_within(MODEL, sample, smallest)) == 11
@@ -121,12 +112,8 @@ def test_sizes_that_cannot_be_met_are_refused(
 
 
 def test_a_size_for_a_block_or_another_target_is_refused(tmp_path: Path) -> None:
+    one = seeded(block_config(24, 2, 64, encoding={"name": "rope"}))
     with pytest.raises(ValueError, match="expected a decoder that reads text"):
-        export(
-            seeded(block_config(24, 2, 64, encoding={"name": "rope"})),
-            "ort",
-            tmp_path / "made",
-            size=1.0,
-        )
+        export(one, "ort", tmp_path / "made", size=1.0)
     with pytest.raises(ValueError, match="expected target ort or ort-native in float32 for size 1"):
         export(MODEL, "onnx", tmp_path / "made", size=1.0)

@@ -27,11 +27,11 @@ def _with_branches() -> ir.Model:
 
     def lowered(op: Builder, node: ir.Node) -> ir.Value:
         double = op.Add(x, x)
-        branches = [
-            lambda op, factor=factor: op.Mul(double, op.constant(factor, "float32"))
-            for factor in (2, 3)
-        ]
-        return op.choose(wanted, *branches)
+
+        def times(factor: int) -> Any:
+            return lambda op: op.Mul(double, op.constant(factor, "float32"))
+
+        return op.choose(wanted, times(2), times(3))
 
     replace_nodes(builder, {"Neg": lowered})
     finish(builder)
@@ -45,42 +45,29 @@ def test_a_branch_reads_values_and_constants_of_the_graph_around_it(
 ) -> None:
     written = ir.to_proto(_with_branches())
     onnx.checker.check_model(written, full_check=True)
-    session = onnxruntime.InferenceSession(
-        written.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
+    content, providers = written.SerializeToString(), ["CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(content, providers=providers)
     x = np.arange(3, dtype=np.float32)
-    np.testing.assert_array_equal(
-        session.run(None, {"x": x, "wanted": np.array(wanted)})[0], factor * x
-    )
+    y = session.run(None, {"x": x, "wanted": np.array(wanted)})[0]
+    np.testing.assert_array_equal(y, factor * x)
 
 
 def test_nodes_of_branches_are_nodes_of_the_graph() -> None:
-    assert (
-        sorted(node.op_type for node in _with_branches().graph.all_nodes())
-        == "Add If Mul Mul".split()
-    )
+    operators = sorted(node.op_type for node in _with_branches().graph.all_nodes())
+    assert operators == "Add If Mul Mul".split()
 
 
 def test_a_semantic_node_is_read_by_the_names_it_was_emitted_with() -> None:
-    q, keys, values, mask, sinks = (
-        ir.Value(name=name) for name in ("q", "keys", "values", "mask", "sinks")
-    )
+    first, sinks = [ir.Value(name=name) for name in ("q", "keys", "values", "mask")], ir.Value()
     attributes = {"heads": 4.0, "kv_heads": 2.0, "scale": 0.5, "softcap": 0.0}
-    node = graph.Attend(
-        ir.node("Attend", [q, keys, values, mask, None, sinks], attributes, domain=graph.DOMAIN)
-    )
-    assert [node.q, node.keys, node.values, node.mask, node.content, node.sinks] == [
-        q,
-        keys,
-        values,
-        mask,
-        None,
-        sinks,
-    ]
+
+    def attend(inputs: Any) -> graph.Attend:
+        return graph.Attend(ir.node("Attend", inputs, attributes, domain=graph.DOMAIN))
+
+    node, without = attend([*first, None, sinks]), attend(first)
+    assert [node.q, node.keys, node.values, node.mask] == first
+    assert node.content is None and node.sinks is sinks
     assert (node.heads, node.kv_heads, node.scale, node.softcap) == (4, 2, 0.5, 0.0)
-    without = graph.Attend(
-        ir.node("Attend", [q, keys, values, mask], attributes, domain=graph.DOMAIN)
-    )
     assert without.content is None and without.sinks is None
 
 

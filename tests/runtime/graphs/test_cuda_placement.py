@@ -102,11 +102,8 @@ def test_nodes_without_a_kernel_that_are_alike_are_named_once() -> None:
 @pytest.mark.xdist_group("rope")
 def test_a_kernel_for_other_element_types_is_none(tmp_path: Path) -> None:
     half = helper.make_node("Cast", ["output"], ["bits"], to=TensorProto.BFLOAT16)
-    assert (
-        planted(tmp_path, half, helper.make_node("CumSum", ["bits", "axis"], ["planted"]))
-        .without_kernel[0]
-        .startswith("CumSum of bfloat16")
-    )
+    found = planted(tmp_path, half, helper.make_node("CumSum", ["bits", "axis"], ["planted"]))
+    assert found.without_kernel[0].startswith("CumSum of bfloat16")
 
 
 @pytest.mark.xdist_group("rope")
@@ -114,9 +111,8 @@ def test_a_range_on_the_device_is_copied_to_the_host(tmp_path: Path) -> None:
     total = helper.make_node("Cast", ["total_sequence_length"], ["total"], to=TensorProto.INT64)
     zero = helper.make_node("Constant", [], ["zero"], value_int=0)
     one = helper.make_node("Constant", [], ["one"], value_int=1)
-    found = planted(
-        tmp_path, total, zero, one, helper.make_node("Range", ["zero", "total", "one"], ["planted"])
-    )
+    made = helper.make_node("Range", ["zero", "total", "one"], ["planted"])
+    found = planted(tmp_path, total, zero, one, made)
     assert found.to_host == ["total"] and found.to_device == ["total_sequence_length"]
     assert not found.captured
     assert found.said().endswith("2 copies a step, cannot be captured")
@@ -125,15 +121,11 @@ def test_a_range_on_the_device_is_copied_to_the_host(tmp_path: Path) -> None:
 @pytest.mark.xdist_group("rope")
 def test_a_choice_of_branches_cannot_be_captured(tmp_path: Path) -> None:
     read = helper.make_tensor_value_info("branch", TensorProto.FLOAT16, None)
-    body = helper.make_graph(
-        [helper.make_node("Neg", ["output"], ["branch"])], "branch", [], [read]
-    )
+    inner = helper.make_node("Neg", ["output"], ["branch"])
+    body = helper.make_graph([inner], "branch", [], [read])
     flag = helper.make_node("Cast", ["total_sequence_length"], ["flag"], to=TensorProto.BOOL)
-    found = planted(
-        tmp_path,
-        flag,
-        helper.make_node("If", ["flag"], ["planted"], then_branch=body, else_branch=body),
-    )
+    made = helper.make_node("If", ["flag"], ["planted"], then_branch=body, else_branch=body)
+    found = planted(tmp_path, flag, made)
     assert found.control_flow == ["If"] and found.to_host == ["flag"] and not found.captured
 
 
@@ -142,10 +134,8 @@ def test_what_a_kernel_refuses_at_each_run_is_found(tmp_path: Path) -> None:
     bias_and_sinks = ["seqlens_k", "total_sequence_length", "", "", "", "output", "output"]
     names = ["output", "", "", "", "", *bias_and_sinks]
     node = helper.make_node("GroupQueryAttention", names, ["planted"], domain="com.microsoft")
-    assert (
-        planted(tmp_path, node).said()
-        == "cannot run: GroupQueryAttention with attention_bias does not take head_sink (sinks)"
-    )
+    said = "cannot run: GroupQueryAttention with attention_bias does not take head_sink (sinks)"
+    assert planted(tmp_path, node).said() == said
 
 
 @pytest.mark.xdist_group("rope")
@@ -154,11 +144,7 @@ def test_what_a_kernel_refuses_at_each_run_is_found(tmp_path: Path) -> None:
     [
         ("ort-cuda", r"0 of 3 nodes run on the CPU, 0 copies a step, can be captured"),
         ("onnx", r"\d of \d+ nodes runs? on the CPU, 0 copies a step, cannot be captured"),
-        (
-            "ort",
-            r"cannot run: no kernel for GroupQueryAttention of float float float int32 int32 "
-            r"float float",
-        ),
+        ("ort", "cannot run: no kernel for GroupQueryAttention of float float float int32 .*"),
     ],
 )
 def test_inspect_prints_the_placement_and_that_it_proves_no_value(
