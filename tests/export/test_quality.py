@@ -130,8 +130,8 @@ def test_an_artefact_that_loses_too_much_is_not_written(
 ) -> None:
     nearest = grid.Grid._nearest
 
-    def coarse(grid: Any, blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        codes = nearest(grid, blocks, scales)
+    def coarse(grid: Any, *given: np.ndarray) -> np.ndarray:
+        codes = nearest(grid, *given)
         return codes if grid.bits == 8 else np.trunc(codes / 4) * 4
 
     monkeypatch.setattr(grid.Grid, "_nearest", coarse)
