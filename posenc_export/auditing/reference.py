@@ -3,6 +3,7 @@
 Shapes: as in facts.py.
 """
 
+import bisect
 import functools
 import inspect
 from pathlib import Path
@@ -28,6 +29,7 @@ from posenc_export.shared.numerics import tolerance, worst_error
 from posenc_export.shared.refusal import refusal
 
 TRIED = 24  # tokens
+SHORTEST = 6  # of the sequences of a module that is called
 ORIGINAL = "original_max_position_embeddings"
 MODEL = "give the model of this graph"
 BY_LENGTH = ("longrope", "dynamic")  # rotations whose angles depend on the length of a sequence
@@ -127,14 +129,12 @@ class Called:
         self.facts = self._facts(config, features)
 
     def _facts(self, config: Any, features: int) -> Facts:
-        positions = _size(config, *LENGTHS) or UNSTATED
+        positions = _size(config, *LENGTHS) or self._most(features)
         depth = _size(config, "num_hidden_layers") or 2
         weights = list(getattr(self.module, "parameters", list)())
         longest = max((p.shape[-1] for p in weights if p.dim() > 1), default=64)
         rounding = tolerance("float32", depth, longest)
-        tokens: np.ndarray = np.ones((1, 6, features), np.float32)
-        if self.vocabulary:
-            tokens = np.arange(6)[None] % self.vocabulary
+        tokens = self._tokens(SHORTEST, features)
         whole, changed = self.outputs(tokens), tokens.copy()
         changed[:, -1] = (changed[:, -1] + 1) % (self.vocabulary or 3)
         change = worst_error(self.outputs(changed)[:, :-1], whole[:, :-1])
@@ -151,6 +151,28 @@ class Called:
             heads=_heads(config),
             starts="position_ids" in self.names[1:],
         )
+
+    def _tokens(self, length: int, features: int) -> np.ndarray:
+        """Return a sequence."""
+        if self.vocabulary:
+            return np.arange(length)[None] % self.vocabulary
+        return np.ones((1, length, features), np.float32)
+
+    def _most(self, features: int) -> int:
+        """Return the largest number of tokens that the module takes, at most UNSTATED."""
+
+        def fails(length: int) -> bool:
+            try:
+                self.outputs(self._tokens(length, features))
+            except ValueError:
+                return True
+            return False
+
+        lengths, taken = range(UNSTATED + 1), SHORTEST
+        while 2 * taken < UNSTATED and not fails(2 * taken):
+            taken *= 2
+        most = min(2 * taken, UNSTATED)
+        return bisect.bisect_left(lengths, True, taken + 1, most + 1, key=fails) - 1
 
     def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
         """As Reference.outputs. Raise ValueError for a module that does not compute them."""

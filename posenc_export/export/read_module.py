@@ -34,7 +34,7 @@ from posenc_export.shared.allocation import memory_kept
 from posenc_export.shared.places import seen
 from posenc_export.shared.refusal import refusal
 
-LENGTH = 16  # tokens of an example that is drawn
+LENGTH, LEAST = 16, 4  # tokens of an example that is drawn; fewest positions
 SEED = 0
 OF_MODULE = "calls."  # begins the names of the weights of the module that was read
 MATRICES = 4  # fewest weights with two axes that a value passes in one layer
@@ -326,6 +326,9 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
     if how.max_positions is None:
         remedy = "give max_positions=N for positions 0 .. N-1"
         raise refusal(where, "the number of positions", "none", remedy)
+    if not isinstance(how.max_positions, int) or how.max_positions < LEAST:
+        rule = f"max_positions to be a whole number of at least {LEAST}"
+        raise refusal(where, rule, repr(how.max_positions), "give max_positions=N")
     plain = copy.deepcopy(model).eval() if any(p.training for p in model.modules()) else model
     example = how.example
     if example is None:

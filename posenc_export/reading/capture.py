@@ -152,8 +152,6 @@ def _input(example: Any, max_positions: int) -> Tensor:
     if not isinstance(x, Tensor) or x.is_complex() or x.dim() != axes[x.is_floating_point()]:
         got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise Refused(f"expected an example of ids [B,S] or of vectors [B,S,E], got {got}")
-    if max_positions < 4:
-        raise Refused(f"expected max_positions of at least 4, got {max_positions}")
     if x.shape[0] == 0 or not 1 < x.shape[1] <= max_positions:
         raise Refused(
             f"expected an example of 2 to {max_positions} tokens, which is max_positions, got"

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from posenc_export import audit
+from posenc_export.auditing.facts import UNSTATED
 from posenc_export.auditing.reference import Called, open_reference
 from tests.auditing import families
 from tests.auditing.graphs import model_of, right
@@ -33,6 +34,18 @@ def test_other_starts_are_compared_if_transformers_computes_them(
     expected = theirs.outputs(tokens, 476)
     error = np.abs(ours.outputs(tokens, 476) - expected).max() / np.abs(expected).max()
     assert ours.facts.starts == (error < 1e-4)
+
+
+class Placed(torch.nn.Embedding):
+    """Tokens with a table of as many positions as it has rows."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(ids) + super().forward(torch.arange(ids.shape[1]))
+
+
+@pytest.mark.parametrize("positions", [7, 40, 64, 5000])
+def test_a_module_is_compared_up_to_as_many_tokens_as_it_takes(positions: int) -> None:
+    assert Called(Placed(positions, 8), 5, 0).facts.positions == min(positions, UNSTATED)
 
 
 def test_another_checkpoint_is_wrong_from_the_first_token() -> None:

@@ -455,6 +455,10 @@ REFUSED = {
         r"^module Tagger: expected an example, unless forward begins with the embedding of token "
         r"ids, got none; give example=x, token ids int64 \[B,S\] or hidden states float32 "
         r"\[B,S,E\]$"),
+    "positions below 0": (lambda: seeded("slopes"), {"max_positions": -5},
+        "^module Decoder: expected max_positions to be a whole number of at least 4, got -5; give"),
+    "positions as text": (lambda: seeded("slopes"), {"max_positions": "40"},
+        "^module Decoder: expected max_positions to be a whole number of at least 4, got '40'; "),
     "float64": (lambda: seeded("slopes").double(), {"max_positions": 40},
         "^module Decoder: expected float32 weights, got float64; call .float()"),
     "a choice in half precision": (lambda: ZOO["experts-by-mask"]()[0],
