@@ -23,7 +23,6 @@ from posenc_export.reading.graphs import (
 )
 from posenc_export.reading.layers_once import LayersOnce
 from posenc_export.reading.parts import whole_of
-from posenc_export.reading.recurrences import recurrences
 from posenc_export.reading.refused import Refused, naming
 from posenc_export.reading.whole import (
     Capture,
@@ -106,8 +105,7 @@ def _captured(
         plain, short = plain.copied(), untouched.copied()
         for one in (plain, short):
             layers.pass_on(one.module)
-    found = recurrences(plain, x, most)
-    program, used = tracing.exported(plain, x, most, found)
+    program, used = tracing.exported(plain, x, most)
     gives_last_token = every_token(program)
     cleaned = clean(program, gives_last_token)
     own, (first, *beside) = cleaned._asdict(), cleaned.inputs

@@ -3,18 +3,21 @@
 import itertools
 import operator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posenc_export.reading.values import LIKE
-from posenc_export.reading.whole import held_by
+from posenc_export.reading.whole import OneTensor
+from posenc_export.reading.writes import without_writes
 
 aten = torch.ops.aten
 NUMBERS = (("item", lambda n: n), ("__int__", int), ("__float__", float), ("__bool__", bool))
@@ -60,18 +63,51 @@ class Trace(NamedTuple):
     """A trace at fixed sizes.
 
     Attributes:
-        graph: takes its inputs, weights and tables.
+        graph: takes the inputs, and reads weights and tables as attributes.
         names: of weights and tables in the module, by their names in the graph.
-        held: weights and tables by these names.
-        root: has the attributes of the graph.
-        outputs: how many are read.
+        held: weights and tables by their names in the graph.
     """
 
     graph: Graph
     names: Dict[str, str]
     held: Dict[str, Tensor]
-    root: Optional[nn.Module] = None
-    outputs: int = 1
+
+
+@contextmanager
+def _with_layers(plain: OneTensor) -> Iterator[None]:
+    """Within the context, nodes of a trace have the names of the layers around them."""
+    stack: Dict[str, Tuple[str, type]] = {}
+
+    def noted(name: str, begins: bool, layer: nn.Module, *_: Any) -> None:
+        stack.pop(name, None)
+        stack.update({name: (name, type(layer))} if begins else {})
+        torch.fx.traceback.get_current_meta()["nn_module_stack"] = dict(stack)
+
+    for name, layer in plain.named_modules():
+        layer.register_forward_pre_hook(partial(noted, name, True))
+        layer.register_forward_hook(partial(noted, name, False))
+    with torch.fx.traceback.preserve_node_meta():
+        yield
+
+
+def traced_at(plain: OneTensor, inputs: Tuple[Tensor, ...]) -> Trace:
+    """Trace a module for inputs of fixed sizes. ValueError: it writes into values of others."""
+    copied = plain.copied()
+    with ExitStack() as stack:
+        stack.enter_context(numbers_of_lengths(plain.copied(), inputs))
+        stack.enter_context(_with_layers(copied))
+        # Values of nodes are not needed, and take most of the time of a trace.
+        without = mock.patch.object(proxy_tensor, "extract_val", lambda value, **_: None)
+        stack.enter_context(without)
+        traced = make_fx(copied, pre_dispatch=True, record_stack_traces=True)(*inputs)
+    traced.graph.eliminate_dead_code()
+    if not without_writes(traced.graph):
+        raise ValueError("a trace writes into its values")
+    targets = [str(node.target) for node in traced.graph.nodes if node.op == "get_attr"]
+    held = {target: getattr(traced, target) for target in targets}
+    own = {id(value): name for name, value in copied.tensors().items()}
+    names = {target: own.get(id(value), target) for target, value in held.items()}
+    return Trace(traced.graph, names, held)
 
 
 class Joined(nn.Module):
@@ -80,80 +116,73 @@ class Joined(nn.Module):
     Args:
         traces: at fixed sizes, whose graphs differ in whole numbers alone.
         sizes: rows and tokens of each; three or more.
-        axes: the input and the axis that have the rows, and those that have the tokens.
 
     Raises:
         ValueError: they differ otherwise.
     """
 
-    def __init__(
-        self,
-        traces: Sequence[Trace],
-        sizes: Sequence[Tuple[int, int]],
-        axes: Sequence[Tuple[int, int]] = ((0, 0), (0, 1)),
-    ) -> None:
+    def __init__(self, traces: Sequence[Trace], sizes: Sequence[Tuple[int, int]]) -> None:
         super().__init__()
-        self.sizes, self.axes, self.graph = sizes, axes, Graph()
-        self.weights: List[Tensor] = []  # parameters of the roots, which are the last inputs
+        self.module = _Union(traces, sizes).module
+
+    def forward(self, x: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+        inputs = (x,) if positions is None else (x, positions)
+        with torch.fx.traceback.preserve_node_meta():
+            result: Tensor = Interpreter(self.module).run(*inputs)
+        return result
+
+
+class _Union:
+    """The graph of Joined, as `module`."""
+
+    def __init__(self, traces: Sequence[Trace], sizes: Sequence[Tuple[int, int]]) -> None:
+        self.traces, self.sizes, self.graph = traces, sizes, Graph()
         nodes = [list(trace.graph.nodes) for trace in traces]
         if len({str([(n.op, n.target) for n in each if n.op[0] == "c"]) for each in nodes}) > 1:
             raise ValueError("traces differ in their operators")
-        places = [{node: place for place, node in enumerate(each)} for each in nodes]
-        names, held = traces[0].names, [trace.held for trace in traces]
-        inputs = [n for n in nodes[0] if n.op == "placeholder" and n.name not in names]
-        known = {node: self.graph.placeholder(node.name) for node in inputs}
-        self.given, root = list(known.values()), {}
+        self.places = [{node: place for place, node in enumerate(each)} for each in nodes]
+        self.known: Dict[Node, Any] = {}
+        self.root: Dict[str, Tensor] = {}
         for alike in zip(*nodes, strict=True):
             node = alike[0]
-            if node.op == "placeholder" and node in known:
-                continue
             if node.op == "placeholder":
-                tables = [own[node.name] for own in held]
-                root[names[node.name]] = tables[0]
-                known[node] = self.graph.get_attr(names[node.name])
-                if not _equal(tables):
-                    number = self._number([table.item() for table in tables])
-                    like: Any = {"dtype": tables[0].dtype}
-                    known[node] = self.graph.call_function(aten.full.default, ([], number), like)
-                continue
-            if node.op == "get_attr":
-                tables = [getattr(t.root, n.target) for t, n in zip(traces, alike, strict=True)]
-                if not _equal(tables):
-                    raise ValueError("traces have tables of their own")
-                if isinstance(tables[0], nn.Parameter):
-                    known[node] = self.graph.placeholder(node.name)
-                    self.weights.append(tables[0])
-                    continue
-                root[node.target] = tables[0]
-                known[node] = self.graph.get_attr(node.target)
-                continue
-            flat = [pytree.tree_flatten((node.args, node.kwargs)) for node in alike]
-            if any(spec != flat[0][1] for _, spec in flat):
-                raise ValueError("traces differ in their arguments")
-            leaves: List[Any] = []
-            for values in zip(*(own for own, _ in flat), strict=True):
-                if not isinstance(values[0], Node):
-                    leaves.append(self._number(values))
-                elif len({of[value] for of, value in zip(places, values, strict=True)}) > 1:
-                    raise ValueError("traces differ in their order")
-                else:
-                    leaves.append(known[values[0]])
-            args, kwargs = pytree.tree_unflatten(leaves, flat[0][1])
-            if node.op == "output":
-                self.graph.output(list(args[0])[: traces[0].outputs])
+                self.known[node] = self.graph.placeholder(node.name)
+            elif node.op == "get_attr":
+                self.known[node] = self._table(alike)
             else:
-                known[node] = self.graph.call_function(node.target, args, kwargs)
-                known[node].meta = {key: node.meta[key] for key in KEPT if key in node.meta}
-        self.module = GraphModule(root, self.graph)
+                self._add(alike)
+        self.module = GraphModule(self.root, self.graph)
 
-    def forward(self, x: Tensor, positions: Optional[Tensor] = None) -> Tensor:
-        return self.all((x,) if positions is None else (x, positions))[0]
+    def _table(self, alike: Sequence[Node]) -> Node:
+        """Read a table that all traces have, or compute a number."""
+        tables = [own.held[str(n.target)] for own, n in zip(self.traces, alike, strict=True)]
+        if all(torch.equal(table, tables[0]) for table in tables):
+            name = self.traces[0].names[str(alike[0].target)]
+            self.root[name] = tables[0]
+            return self.graph.get_attr(name)
+        number = self._number([table.item() for table in tables])
+        like: Any = {"dtype": tables[0].dtype}
+        return self.graph.call_function(aten.full.default, ([], number), like)
 
-    def all(self, inputs: Sequence[Tensor]) -> List[Tensor]:
-        """Return all outputs. inputs: those of the traces, then `weights`."""
-        with torch.fx.traceback.preserve_node_meta():
-            results: List[Tensor] = Interpreter(self.module).run(*inputs)
-        return results
+    def _add(self, alike: Sequence[Any]) -> None:
+        """Add what is the same operator in all traces, with the numbers of each."""
+        node, flat = alike[0], [pytree.tree_flatten((n.args, n.kwargs)) for n in alike]
+        if any(spec != flat[0][1] for _, spec in flat):
+            raise ValueError("traces differ in their arguments")
+        leaves: List[Any] = []
+        for values in zip(*(own for own, _ in flat), strict=True):
+            if not isinstance(values[0], Node):
+                leaves.append(self._number(values))
+            elif len({of[value] for of, value in zip(self.places, values, strict=True)}) > 1:
+                raise ValueError("traces differ in their order")
+            else:
+                leaves.append(self.known[values[0]])
+        args, kwargs = pytree.tree_unflatten(leaves, flat[0][1])
+        if node.op == "output":
+            self.graph.output(args[0])
+        else:
+            self.known[node] = self.graph.call_function(node.target, args, kwargs)
+            self.known[node].meta = {key: node.meta[key] for key in KEPT if key in node.meta}
 
     def _number(self, values: Sequence[Any]) -> Any:
         """Return what all traces have, or compute p times a product of sizes plus q."""
@@ -167,21 +196,9 @@ class Joined(nn.Module):
             q = values[0] - p * units[0]
             if all(p * unit + q == value for unit, value in zip(units, values, strict=True)):
                 number: Any = int(p)
-                for of in (0,) * powers[0] + (1,) * powers[1]:
-                    place, axis = self.axes[of]
-                    size = self.graph.call_function(aten.sym_size.int, (self.given[place], axis))
+                x = next(iter(self.graph.nodes))
+                for axis in (0,) * powers[0] + (1,) * powers[1]:
+                    size = self.graph.call_function(aten.sym_size.int, (x, axis))
                     number = self.graph.call_function(operator.mul, (number, size))
                 return self.graph.call_function(operator.add, (number, int(q)))
         raise ValueError(f"a number is none of the sizes: {values}")
-
-
-def _equal(tables: Sequence[Tensor]) -> bool:
-    """Return whether all tensors are equal."""
-    return all(torch.equal(table, tables[0]) for table in tables)
-
-
-def trace_of(program: ExportedProgram) -> Trace:
-    """Return the trace of a program."""
-    held = held_by(program)
-    names = {node: name.removeprefix("module.") for node, (name, _) in held.items()}
-    return Trace(program.graph, names, {node: value for node, (_, value) in held.items()})

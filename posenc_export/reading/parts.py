@@ -219,7 +219,7 @@ def whole_of(short: Capture, module: OneTensor) -> Capture:
     Raises:
         Refused: a layer is called twice.
     """
-    layers, held = Layers(short.graph, short.copies), tensors_of(module)
+    layers, held = Layers(short.graph, short.copies), module.tensors()
     read = set(short.graph.nodes)  # those of complex numbers are read as their parts
     names = {node: name for node, name in short.names.items() if name in held and node in read}
     weights = layers.weights(names)
@@ -241,13 +241,6 @@ def whole_of(short: Capture, module: OneTensor) -> Capture:
         module=module,
         short=short if layers.left_out() >= FEWEST else None,
     )
-
-
-def tensors_of(module: OneTensor) -> Dict[str, Tensor]:
-    """Return the parameters and buffers of a module by all of their names."""
-    own = module.module
-    found: Dict[str, Tensor] = dict(own.named_buffers(remove_duplicate=False))
-    return {**found, **dict(own.named_parameters(remove_duplicate=False))}
 
 
 # A flat graph
@@ -303,7 +296,7 @@ def completed(short: GraphModule, calls: Calls, whole: Capture) -> Optional[Flat
     held = {node: str(node.target) for node in short.graph.nodes if node.op == "get_attr"}
     root: Dict[str, Any] = dict(short.named_parameters(remove_duplicate=False))
     root |= dict(short.named_buffers())
-    weights, tensors = layers.weights(held), tensors_of(whole.module)
+    weights, tensors = layers.weights(held), whole.module.tensors()
     computed = {f"constants.{name}": node for node, name in calls.weight_names.items()}
     for index, (site, names) in enumerate(zip(layers.sites, weights, strict=True)):
         if site.layer not in capture.copies:

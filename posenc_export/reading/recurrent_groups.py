@@ -21,11 +21,12 @@ from typing import (
 
 import torch
 from torch import Tensor, library
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from posenc_export.ops.recurrence import gated_delta
 from posenc_export.reading.exact import widened
+from posenc_export.reading.joined import Trace
 from posenc_export.reading.values import LAYOUT, LIKE, packet
 
 aten = torch.ops.aten
@@ -103,40 +104,35 @@ class Cut:
     that has the numbers of a recurrence.
 
     Args:
-        traced: a trace at one number of rows and tokens, which is changed.
-        tensors: its arguments.
-        size: the rows and tokens.
-        forms: of the groups, in another trace of the same function; empty if none was tried.
+        trace: at one number of rows and tokens, whose graph is changed.
+        inputs: of the module.
+        forms: of the groups, in another trace of the same module; empty if none was tried.
 
     Attributes:
         found: the forms of the groups that were replaced.
     """
 
-    def __init__(
-        self,
-        traced: GraphModule,
-        tensors: List[Tensor],
-        size: Tuple[int, int],
-        forms: Sequence["Form"],
-    ) -> None:
-        self.traced, self.graph = traced, traced.graph
-        self.rows, self.length = size
-        self.values = self._values(tensors)
+    def __init__(self, trace: Trace, inputs: Sequence[Tensor], forms: Sequence["Form"]) -> None:
+        self.graph = trace.graph
+        self.rows, self.length = inputs[0].shape[:2]
+        self.values = self._values(trace, inputs)
         self.data, self.output = self._data(), next(iter(reversed(self.graph.nodes)))
         self.forms, self.found = forms, list[Form]()
         for group in self._groups():
             self._replace(group)
+        self.graph.eliminate_dead_code()
 
-    def _values(self, tensors: List[Tensor]) -> Dict[Node, Any]:
-        """Return the values of all nodes in float64."""
-        left, values = iter(tensors), dict[Node, Any]()
+    def _values(self, trace: Trace, inputs: Sequence[Tensor]) -> Dict[Node, Any]:
+        """Return the values of all nodes."""
+        left, values = iter(inputs), dict[Node, Any]()
         for node in self.graph.nodes:
             if node.op == "placeholder":
-                values[node] = widened(next(left))
+                values[node] = next(left)
             elif node.op == "get_attr":
-                values[node] = widened(getattr(self.traced, node.target))
+                values[node] = trace.held[str(node.target)]
             elif node.op == "call_function":
-                values[node] = _wide(node, values)
+                args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = node.target(*args, **kwargs)
         return values
 
     def _data(self) -> Set[Node]:
@@ -151,14 +147,16 @@ class Cut:
         return found
 
     def _has_tokens(self, node: Node) -> bool:
-        return any(self.length in y.shape for y in pytree.tree_leaves(self.values[node]))
+        """Return whether a value has an axis of tokens, or one of rows and tokens."""
+        sizes = {n for y in pytree.tree_leaves(self.values[node]) for n in y.shape if n}
+        return any(n == self.length or n % (self.rows * self.length) == 0 for n in sizes)
 
     def _groups(self) -> List[List[Node]]:
         inside = {n for n in self.data if not self._has_tokens(n)}
         ends = {n for n in self.data - inside if inside & set(n.all_input_nodes)}
         group: Dict[Node, int] = {}
         for place, node in enumerate(n for n in self.graph.nodes if n in inside | ends):
-            read = [n for n in node.all_input_nodes if n in inside or {n, node} <= ends]
+            read = [n for n in node.all_input_nodes if n in inside]
             self._join(group, {group[n] for n in read}, [node], place)
         for own in dict.fromkeys(group.values()):
             # Sizes within a loop may equal the number of tokens: what lies between belongs to it.
@@ -207,8 +205,8 @@ class Cut:
             result: Tensor = values[end]
             return result
 
-        fixed = {n: self.values[n] for n in dict.fromkeys(needed) if n not in self.data}
-        given = [_differing(self.values[n]) for n in entries]
+        fixed = {n: widened(self.values[n]) for n in dict.fromkeys(needed) if n not in self.data}
+        given = [_differing(widened(self.values[n])) for n in entries]
         roles = _Roles(computed, computed(given), given, self.rows, self.length, fixed)
         form = roles.find(self.forms[len(self.found) :][:1])
         if form is None:
@@ -218,7 +216,7 @@ class Cut:
             marker = self.graph.call_function(aten.alias.default, (end,))
         end.replace_all_uses_with(marker, lambda user: user is not marker)
         with self.graph.inserting_before(marker):
-            new = roles.emit(self.graph, form, entries)
+            new = roles.emit(end, form, entries)
         marker.replace_all_uses_with(new)
         self.graph.erase_node(marker)
 
@@ -376,8 +374,9 @@ class _Roles:
                 given[name] = op(aten.flatten.using_ints, given[name], 2, -1)
         return [given.get(name) for name in ROLES]
 
-    def emit(self, graph: Graph, form: Form, entries: List[Node]) -> Node:
-        """Return a node that computes what the group does from its entries."""
+    def emit(self, end: Node, form: Form, entries: List[Node]) -> Node:
+        """Return a node that computes what `end` does from the entries of its group."""
+        graph = end.graph
         of: List[Any] = [
             graph.call_function(aten.permute.default, (entry, _order(t.dim(), axes)))
             for entry, t, axes in zip(entries, self.given, self.axes[1:], strict=True)
@@ -385,6 +384,7 @@ class _Roles:
         y = graph.call_function(
             RUN, tuple(self._operands(form, of, lambda of, *args: graph.call_function(of, args)))
         )
+        y.meta = dict(end.meta)
         if form.factor != 1.0:
             y = graph.call_function(aten.mul.Tensor, (y, form.factor))
         if form.scan or self.y.dim() != 4:

@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 import warnings
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from typing import (
     Any,
     Callable,
@@ -32,8 +32,8 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from posenc_export.reading.joined import Joined, numbers_of_lengths, trace_of
-from posenc_export.reading.recurrences import Recurrences
+from posenc_export.reading.joined import Joined, traced_at
+from posenc_export.reading.recurrences import recurrences
 from posenc_export.reading.refused import (
     NOT_THE_PERSONS,
     Refused,
@@ -54,14 +54,15 @@ DATA = ("data-dependent", "Could not extract specialized integer")
 
 class Remedy(NamedTuple):
     """What is changed while tracing. against: words of the errors for which it is tried; all
-    errors but those that depend on data if there are none.
+    errors but those that depend on data if there are none. traced: returns what is traced in place
+    of a module, an input and the number of positions.
     """
 
     phrase: str
     against: Tuple[str, ...] = ()
     patch: Optional[Callable[[], ContextManager[Any]]] = None
     strict: bool = False
-    joined: bool = False
+    traced: Optional[Callable[[OneTensor, Tensor, int], nn.Module]] = None
 
 
 @contextmanager
@@ -99,10 +100,20 @@ FIXES = (
     "fixes the length of its input in a trace; take it from the shape of a tensor, and compute with"
     " tensors"
 )
+
+
+def _joined(plain: OneTensor, x: Tensor, most: int) -> Joined:
+    """One module from traces at four sizes near that of x."""
+    sizes = [(x.shape[0] + n % 4, x.shape[1] - n) for n in (0, 1, 3, 6)]
+    some = (x[torch.arange(rows) % x.shape[0], :length].clone() for rows, length in sizes)
+    return Joined([traced_at(plain, plain.inputs(one)) for one in some], sizes)
+
+
+RECURRENT = Remedy("recurrences as one operation with a state", traced=recurrences)
 REMEDIES = [
     Remedy("branches on mask.any() and mask.all() as for a mixed mask", DATA, _any_is_true),
     Remedy("the length as key of a dict", ("unhashable type",), _hashable_sizes),
-    Remedy("traces of several sizes joined", (*FIXED, *DATA), joined=True),
+    Remedy("traces of several sizes joined", (*FIXED, *DATA), traced=_joined),
     Remedy("traced by torch.export's strict mode", strict=True),
 ]
 
@@ -228,28 +239,24 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def exported(
-    plain: OneTensor,
-    x: Tensor,
-    most: int,
-    known: Recurrences,
-) -> Tuple[ExportedProgram, List[str]]:
+def exported(plain: OneTensor, x: Tensor, most: int) -> Tuple[ExportedProgram, List[str]]:
     """Trace a module with free rows and tokens; also the phrases of the remedies that it took.
 
     The example is as long as it can be, so that no branch for short lengths is taken.
     """
+    with suppress(Refused):  # of a module without recurrences; others say it again
+        return _attempt(plain, x, most, [RECURRENT]), [RECURRENT.phrase]
     active: List[Remedy] = []
     first: Optional[Refused] = None
     left, said = list(REMEDIES), None
     while True:
         try:
-            with known.traced():
-                program = _attempt(plain, x, most, active)
+            program = _attempt(plain, x, most, active)
         except Exception as error:  # torch.export's, or the module's own on values of a trace
             first = first or error if isinstance(error, Refused) else first
             text = f"{type(error.__cause__).__name__}: {error.__cause__}"
         else:
-            return program, [*known.phrases, *(remedy.phrase for remedy in active)]
+            return program, [remedy.phrase for remedy in active]
         if active and text == said:
             active.pop()  # it changed nothing
         said = text
@@ -273,37 +280,25 @@ def _attempt(plain: OneTensor, x: Tensor, most: int, active: List[Remedy]) -> Ex
     elif copied.memory is not None:
         sizes += [{0: free, 1: free}] * 2
     traced: nn.Module = copied
-    strict, is_joined = (any(getattr(r, kind) for r in active) for kind in ("strict", "joined"))
+    strict = any(remedy.strict for remedy in active)
     with quiet(), ExitStack() as stack, _fixed_sizes(copied) as fixed:
         for remedy in active:
             if remedy.patch is not None:
                 stack.enter_context(remedy.patch())
+        for owner, name, by in (
+            (nn.functional, "scaled_dot_product_attention", attention),
+            (torch, "baddbmm", added_products),
+            (Tensor, "baddbmm", added_products),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, by))
         try:
-            if is_joined:
-                traced = _joined(copied, x)
-            for owner, name, by in (
-                (nn.functional, "scaled_dot_product_attention", attention),
-                (torch, "baddbmm", added_products),
-                (Tensor, "baddbmm", added_products),
-            ):
-                stack.enter_context(mock.patch.object(owner, name, by))
+            for remedy in active:
+                traced = remedy.traced(copied, x, most) if remedy.traced else traced
             return torch.export.export(
                 traced, copied.inputs(x), dynamic_shapes=tuple(sizes), strict=strict
             )
         except Exception as error:
             raise _in_our_words(error, copied, fixed) from error
-
-
-def _joined(plain: OneTensor, x: Tensor) -> Joined:
-    """One module from traces at four sizes near that of x."""
-    programs, sizes = [], [(x.shape[0] + n % 4, x.shape[1] - n) for n in (0, 1, 3, 6)]
-    for rows, length in sizes:
-        copied = plain.copied()
-        some = copied.inputs(x[torch.arange(rows) % x.shape[0], :length].clone())
-        with numbers_of_lengths(plain.copied(), some):
-            program = torch.export.export(copied, some, strict=False)
-        programs.append(program.run_decompositions({}))
-    return Joined([trace_of(program) for program in programs], sizes)
 
 
 def _example_sizes(plain: OneTensor, most: int) -> Tuple[int, int]:

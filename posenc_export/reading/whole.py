@@ -192,6 +192,11 @@ class OneTensor(nn.Module):
         inside = private_copy(self.module)
         return OneTensor(inside, self.argument, self.before, self.path, self.memory)
 
+    def tensors(self) -> Dict[str, Tensor]:
+        """Parameters and buffers of the module by all of their names."""
+        found: Dict[str, Tensor] = dict(self.module.named_buffers(remove_duplicate=False))
+        return {**found, **dict(self.module.named_parameters(remove_duplicate=False))}
+
     def layers(self) -> Dict[int, str]:
         """Names of the layers by id."""
         return {id(layer): name for name, layer in self.named_modules()}
