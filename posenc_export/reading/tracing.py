@@ -9,15 +9,13 @@ import os
 import sys
 import traceback
 import warnings
-from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from typing import (
     Any,
     Callable,
-    ContextManager,
     Dict,
     Iterator,
     List,
-    NamedTuple,
     Optional,
     Set,
     Tuple,
@@ -32,6 +30,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from posenc_export.reading.causality import LONGEST_EDGE, affordable
 from posenc_export.reading.joined import Joined, traced_at
 from posenc_export.reading.recurrences import recurrences
 from posenc_export.reading.refused import (
@@ -41,7 +40,7 @@ from posenc_export.reading.refused import (
     place,
     place_of_error,
 )
-from posenc_export.reading.whole import OneTensor, of_length
+from posenc_export.reading.whole import OneTensor, count_numbers, of_length
 
 FIXED = (
     "specialized it to be a constant",
@@ -50,19 +49,11 @@ FIXED = (
     "interpreted as an integer",
 )
 DATA = ("data-dependent", "Could not extract specialized integer")
-
-
-class Remedy(NamedTuple):
-    """What is changed while tracing. against: words of the errors for which it is tried; all
-    errors but those that depend on data if there are none. traced: returns what is traced in place
-    of a module, an input and the number of positions.
-    """
-
-    phrase: str
-    against: Tuple[str, ...] = ()
-    patch: Optional[Callable[[], ContextManager[Any]]] = None
-    strict: bool = False
-    traced: Optional[Callable[[OneTensor, Tensor, int], nn.Module]] = None
+# What a trace may need.
+RECURRENT = "recurrences as one operation with a state"
+MIXED = "branches on mask.any() and mask.all() as for a mixed mask"
+JOINED = "traces of several sizes joined"
+WAYS = ([RECURRENT], [], [MIXED], [JOINED], [MIXED, JOINED])  # tried in turn
 
 
 @contextmanager
@@ -84,15 +75,6 @@ def _any_is_true() -> Iterator[None]:
         yield
 
 
-def _hashable_sizes() -> ContextManager[Any]:
-    """Sizes of a trace as keys of a dict, of that trace alone."""
-
-    def hashed(size: torch.SymInt) -> int:
-        return hash((id(getattr(size.node, "shape_env", None)), size.node.expr))
-
-    return mock.patch.object(torch.SymInt, "__hash__", hashed)
-
-
 LOOPS = (
     "loops over tokens, so that a trace holds for one length; write it as an operator on all tokens"
 )
@@ -102,20 +84,12 @@ FIXES = (
 )
 
 
-def _joined(plain: OneTensor, x: Tensor, most: int) -> Joined:
-    """One module from traces at four sizes near that of x."""
-    sizes = [(x.shape[0] + n % 4, x.shape[1] - n) for n in (0, 1, 3, 6)]
+def _joined(plain: OneTensor, x: Tensor) -> Joined:
+    """One module from traces at four sizes near that of x, of fewer tokens if these take long."""
+    longest = min(x.shape[1], affordable(count_numbers(plain.parameters()), LONGEST_EDGE))
+    sizes = [(x.shape[0] + n % 4, longest - n) for n in (0, 1, 3, 6)]
     some = (x[torch.arange(rows) % x.shape[0], :length].clone() for rows, length in sizes)
     return Joined([traced_at(plain, plain.inputs(one)) for one in some], sizes)
-
-
-RECURRENT = Remedy("recurrences as one operation with a state", traced=recurrences)
-REMEDIES = [
-    Remedy("branches on mask.any() and mask.all() as for a mixed mask", DATA, _any_is_true),
-    Remedy("the length as key of a dict", ("unhashable type",), _hashable_sizes),
-    Remedy("traces of several sizes joined", (*FIXED, *DATA), traced=_joined),
-    Remedy("traced by torch.export's strict mode", strict=True),
-]
 
 
 def attention(
@@ -244,31 +218,23 @@ def exported(plain: OneTensor, x: Tensor, most: int) -> Tuple[ExportedProgram, L
 
     The example is as long as it can be, so that no branch for short lengths is taken.
     """
-    with suppress(Refused):  # of a module without recurrences; others say it again
-        return _attempt(plain, x, most, [RECURRENT]), [RECURRENT.phrase]
-    active: List[Remedy] = []
     first: Optional[Refused] = None
-    left, said = list(REMEDIES), None
-    while True:
+    of_data = False
+    for used in WAYS:
+        if MIXED in used and not of_data:
+            continue
         try:
-            program = _attempt(plain, x, most, active)
-        except Exception as error:  # torch.export's, or the module's own on values of a trace
-            first = first or error if isinstance(error, Refused) else first
-            text = f"{type(error.__cause__).__name__}: {error.__cause__}"
-        else:
-            return program, [remedy.phrase for remedy in active]
-        if active and text == said:
-            active.pop()  # it changed nothing
-        said = text
-        of_data = any(word in text for word in DATA)
-        helps = [r for r in left if any(w in text for w in r.against) or not (r.against or of_data)]
-        if not helps or LOOPS in str(first):
-            raise first or AssertionError(text)
-        left.remove(helps[0])
-        active = ([] if helps[0].strict else active) + [helps[0]]
+            return _attempt(plain, x, most, used), used
+        except Refused as error:
+            if used != [RECURRENT]:  # others say it again
+                first = first or error
+                of_data |= any(word in str(error.__cause__) for word in DATA)
+                if LOOPS in str(first):
+                    break
+    raise first or AssertionError("one way traces the module as it is")
 
 
-def _attempt(plain: OneTensor, x: Tensor, most: int, active: List[Remedy]) -> ExportedProgram:
+def _attempt(plain: OneTensor, x: Tensor, most: int, used: List[str]) -> ExportedProgram:
     copied = plain.copied()  # a trace may leave its values on it
     rows, length = _example_sizes(copied, most - 1)
     x = of_length(x[torch.arange(rows) % x.shape[0]], length).clone()
@@ -280,11 +246,9 @@ def _attempt(plain: OneTensor, x: Tensor, most: int, active: List[Remedy]) -> Ex
     elif copied.memory is not None:
         sizes += [{0: free, 1: free}] * 2
     traced: nn.Module = copied
-    strict = any(remedy.strict for remedy in active)
     with quiet(), ExitStack() as stack, _fixed_sizes(copied) as fixed:
-        for remedy in active:
-            if remedy.patch is not None:
-                stack.enter_context(remedy.patch())
+        if MIXED in used:
+            stack.enter_context(_any_is_true())
         for owner, name, by in (
             (nn.functional, "scaled_dot_product_attention", attention),
             (torch, "baddbmm", added_products),
@@ -292,10 +256,12 @@ def _attempt(plain: OneTensor, x: Tensor, most: int, active: List[Remedy]) -> Ex
         ):
             stack.enter_context(mock.patch.object(owner, name, by))
         try:
-            for remedy in active:
-                traced = remedy.traced(copied, x, most) if remedy.traced else traced
+            if RECURRENT in used:
+                traced = recurrences(copied, x, most)
+            elif JOINED in used:
+                traced = _joined(copied, x)
             return torch.export.export(
-                traced, copied.inputs(x), dynamic_shapes=tuple(sizes), strict=strict
+                traced, copied.inputs(x), dynamic_shapes=tuple(sizes), strict=False
             )
         except Exception as error:
             raise _in_our_words(error, copied, fixed) from error

@@ -12,8 +12,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from posenc_export.reading import capture as capturing
 from posenc_export.reading import tracing
+from posenc_export.reading.axes import same
 from posenc_export.reading.capture import capture
-from posenc_export.reading.causality import findings, same
+from posenc_export.reading.causality import findings
 from posenc_export.reading.refused import Refused
 from posenc_export.reading.whole import Capture
 from tests.reading.refused_modules import HEADS, MOST, WIDTH, WORDS, Words
@@ -448,12 +449,8 @@ class Layers(Words):
         return self.head(self.layers(self.embed(ids), mask=mask))
 
 
-REMEDIED = {
-    "branches on mask.any() and mask.all() as for a mixed mask": Skipping,
-    "the length as key of a dict": Keyed,
-    "traces of several sizes joined": Plain,
-    "traced by torch.export's strict mode": Checked,
-}
+REMEDIED = [(tracing.MIXED, Skipping)]
+REMEDIED += [(tracing.JOINED, kind) for kind in (Keyed, Checked, Plain)]
 
 
 def test_torchs_encoder_is_traced_as_for_a_mixed_mask() -> None:
@@ -463,24 +460,21 @@ def test_torchs_encoder_is_traced_as_for_a_mixed_mask() -> None:
     assert equal(captured, module) and findings(captured) == []
 
 
-@pytest.mark.parametrize("phrase", REMEDIED)
-def test_a_remedy_is_named_and_gives_the_module(phrase: str) -> None:
-    module = REMEDIED[phrase]().eval()
+@pytest.mark.parametrize(("phrase", "kind"), REMEDIED)
+def test_a_remedy_is_named_and_gives_the_module(phrase: str, kind: Type[nn.Module]) -> None:
+    module = kind().eval()
     captured = capture(module, ids(), MOST)
     assert captured.remedies == [phrase]
     assert equal(captured, module) and findings(captured) == []
 
 
-@pytest.mark.parametrize("phrase", REMEDIED)
+@pytest.mark.parametrize(("phrase", "kind"), REMEDIED)
 def test_a_module_is_refused_without_its_remedy(
-    phrase: str, monkeypatch: pytest.MonkeyPatch
+    phrase: str, kind: Type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = [r for r in tracing.REMEDIES if r.phrase != phrase]
-    if "dict" in phrase or "joined" in phrase:  # which others remedy as well
-        others = [r for r in others if not (r.strict or r.joined)]
-    monkeypatch.setattr(tracing, "REMEDIES", others)
+    monkeypatch.setattr(tracing, "WAYS", [used for used in tracing.WAYS if phrase not in used])
     with pytest.raises(Refused):
-        capture(REMEDIED[phrase](), ids(), MOST)
+        capture(kind(), ids(), MOST)
 
 
 TABLES: Dict[str, Tensor] = {}
