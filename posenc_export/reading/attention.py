@@ -264,20 +264,16 @@ class Attentions:
 
     # What is added to the scores
 
-    def _run(self, chain: Sequence[Node], x: Tensor) -> Tensor:
-        """Run the operators after the product on other scores."""
-        found = {chain[0]: x}
-        for node in chain[1:]:
-            inputs = [found.get(a, self.values.of.get(a)) for a in inputs_of(node)]
-            found[node] = self.values.call(node, inputs, self.counts)
-        return found[chain[-1]]
-
     def _form(self, chain: Sequence[Node], p: Node) -> Optional[Form]:
         if len(chain) == 1:
             return Form(1.0, 0.0)
         x = self.values.of[chain[0]]
+
+        def run(scores: Tensor) -> Tensor:  # the operators after the product
+            return self.properties.run_region(chain[1:], chain[0], scores)
+
         some = torch.randn(x.shape, generator=torch.Generator().manual_seed(4)).to(x.dtype)
-        at_zero, at_some = self._run(chain, torch.zeros_like(x)), self._run(chain, some)
+        at_zero, at_some = run(torch.zeros_like(x)), run(some)
         if at_zero.numel() != some.numel():
             return None
         some = some.reshape(at_zero.shape)  # if batch and heads were one axis
@@ -288,7 +284,7 @@ class Attentions:
         scale = simple((change / some).median().item())
         if same(change, scale * some, FINE):
             return Form(scale, 0.0)
-        far = self._run(chain, torch.full_like(x, 1e9)) - at_zero
+        far = run(torch.full_like(x, 1e9)) - at_zero
         softcap = simple(far[seen].median().item())
         if not softcap > 0:
             return None

@@ -223,13 +223,13 @@ class Calls(torch.nn.Module):
         ]
 
     def given(self, node: Node) -> Any:
-        """Return the value of a node that depends on weights alone."""
+        """Return the value of a node that depends on weights alone; None for a size."""
         if node in self.weight_names:
             return self.get_buffer(self.weight_names[node])
         if self._rearranges(node):
             inputs = [self.given(other) for other in inputs_of(node)]
             return self.values.call(node, inputs, self.values.counts)
-        return self.values.of[node]
+        return self.values.of.get(node)
 
     def _described(self) -> List[Cache]:
         """Return the caches, by the attention that reads them."""
@@ -331,7 +331,7 @@ class Calls(torch.nn.Module):
         own, counts = self.steps[node].roles, call.counts
         if node is not self._root(node):
             inputs = [
-                self._key(other, call) if self.kind[other] == "data" else self._weight(other)
+                self._key(other, call) if self.kind[other] == "data" else self.given(other)
                 for other in inputs_of(node)
             ]
             result: Tensor = self.values.call(node, inputs, counts, "K", renamed(own, "Q", "K"))
@@ -349,22 +349,15 @@ class Calls(torch.nn.Module):
     def _laid_out(self, y: Tensor, node: Node, roles: Roles, counts: Counts) -> Tensor:
         """Return y [B,T,N,D] or [B,T,N*D], or of S tokens, with the axes of a cached value."""
         order, flat = by_token(self.steps[node].roles), factors(roles)
-        if y.dim() == 3 and len(order) > 2:
-            y = y.unflatten(2, [int(flat[i].kind) for i in order[2:]]) if len(order) > 3 else y
-        elif y.dim() == 3:
-            y = y.squeeze(2)
-        elif len(order) > 4:
-            y = y.squeeze(2).unflatten(2, [int(flat[i].kind) for i in order[2:]])
-        elif len(order) < 4:
-            y = y.squeeze(2) if len(order) == 3 else y.squeeze(3).squeeze(2)
+        sizes = [int(flat[i].kind) for i in order[2:]]
+        if y.dim() != len(order):
+            y = y.squeeze(2) if y.dim() == 4 else y
+            y = y.unflatten(2, sizes) if len(sizes) > 1 else y if sizes else y.squeeze(2)
         y = y.permute([order.index(i) for i in range(len(order))])
         if len(order) != len(roles):
             y = y.reshape(shape_of(roles, counts))
         dtype = self.values.of[node].dtype
         return y if y.dtype == dtype else y.to(dtype)
-
-    def _weight(self, node: Node) -> Any:
-        return None if self.kind[node] == "size" else self.given(node)
 
     def _compute(self, node: Node, call: Call) -> Any:
         step, values = self.steps[node], call.values
@@ -424,7 +417,7 @@ class Calls(torch.nn.Module):
                     x = filled(x, read, counts, ~call.seen, step.fill)
                 of_rows = read
             else:
-                x = self._weight(other)
+                x = self.given(other)
             inputs.append(x)
             apart.append(of_rows)
         if "first" not in apart:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from posenc_export.reading import tracing
-from posenc_export.reading.causality import affordable, difference, same
+from posenc_export.reading.axes import same
+from posenc_export.reading.causality import affordable, difference
 from posenc_export.reading.full_length import called_at_full_length, own_error
 from posenc_export.reading.graphs import (
     clean,

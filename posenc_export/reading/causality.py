@@ -6,19 +6,13 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from posenc_export.reading.axes import same
 from posenc_export.reading.refused import joined, line_of, operator_of
 from posenc_export.reading.whole import Capture, of_length
 
 LONGEST = 256  # tokens of a probe
 LONGEST_EDGE = 4096  # of one at a number that a length is compared with
 WORK = 1e11  # weights times tokens of such a probe; others together take about as much
-
-
-def same(a: Tensor, b: Tensor, near: float = 2e-5) -> bool:
-    """Equal within rounding; near: of the largest entry."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return torch.equal(a, b) or difference(a, b) <= near * max(1e-3, float(b.abs().max()))
 
 
 def difference(a: Tensor, b: Tensor) -> float:

@@ -412,7 +412,7 @@ class Lengths(torch.nn.Module):
 
     def _replay(self, plan: Replay, call: Call, counts: Counts) -> Tuple[Tensor, bool]:
         found = [
-            (self._given(other), False) if inner is None else self.value(inner, call)
+            (self.operators.given(other), False) if inner is None else self.value(inner, call)
             for inner, other in zip(plan.inputs, inputs_of(plan.node), strict=True)
         ]
         inputs, apart = [x for x, _ in found], [has_rows for _, has_rows in found]
@@ -420,9 +420,6 @@ class Lengths(torch.nn.Module):
         if not any(apart):
             return self.graph.call(plan.node, inputs, *of), False
         return self.operators.by_row(plan.node, inputs, apart, *of), True
-
-    def _given(self, node: Node) -> Any:
-        return None if self.graph.kind[node] == "size" else self.operators.given(node)
 
     def of_coordinates(self, table: str, of_axis: str, call: Call) -> Tensor:
         """Return for each pair the row of a table [N,r/2] at its coordinate [B,S,1,r/2]."""

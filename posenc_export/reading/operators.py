@@ -18,12 +18,12 @@ class Operators:
         values: the graph.
 
     Attributes:
-        given: returns the value of a node that depends on weights alone.
+        given: returns the value of a node that depends on weights alone; None for a size.
     """
 
     def __init__(self, values: Values) -> None:
         self.values = values
-        self.given: Callable[[Node], Any] = values.of.__getitem__
+        self.given: Callable[[Node], Any] = values.of.get
         self._stacked: Dict[Node, bool] = {}
 
     def by_row(

@@ -6,6 +6,7 @@ give the same as ops.rotate_pairs with these tables for any other heads.
 """
 
 import itertools
+from collections import ChainMap
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
@@ -148,12 +149,10 @@ class Rotations:
         """
         counts: Counts = {"B": x.shape[0], "Q": x.shape[1], "K": x.shape[1]}
         steps, root, last = self.properties.steps, region.root, region.nodes[-1]
-        found: Dict[Node, Any] = {**lengths}
-        found[root] = in_axes(x, steps[root].roles, region.root_order, counts)
-        for node in region.nodes:
-            inputs = [found.get(other, self.values.of.get(other)) for other in inputs_of(node)]
-            found[node] = self.values.call(node, inputs, counts)
-        return in_heads(found[last], steps[last].roles, region.order, counts)
+        x = in_axes(x, steps[root].roles, region.root_order, counts)
+        given = ChainMap(dict(lengths), self.values.of).get
+        y = self.properties.run_region(region.nodes, root, x, given)
+        return in_heads(y, steps[last].roles, region.order, counts)
 
     def _form(self, region: Region) -> Optional[Form]:
         """Return which pairs a region turns on the example; None if it does anything else."""

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from posenc_export.reading.axes import same
 from posenc_export.reading.capture import capture
-from posenc_export.reading.causality import same
 from posenc_export.reading.full_length import _without_numbers
 from posenc_export.reading.graphs import of_length_alone
 from posenc_export.reading.layers_once import LayersOnce
