@@ -53,7 +53,7 @@ DATA = ("data-dependent", "Could not extract specialized integer")
 RECURRENT = "recurrences as one operation with a state"
 MIXED = "branches on mask.any() and mask.all() as for a mixed mask"
 JOINED = "traces of several sizes joined"
-WAYS = ([RECURRENT], [], [MIXED], [JOINED], [MIXED, JOINED])  # tried in turn
+WAYS: List[List[str]] = [[RECURRENT], [], [MIXED], [JOINED], [MIXED, JOINED]]  # tried in turn
 
 
 @contextmanager

@@ -60,10 +60,10 @@ def _write(node: Node, memory: Memory) -> bool:
     if function is None or of.op != "call_function":
         return False
     whole: Any = written
-    while others and whole.target in WRITTEN and whole not in others:
+    while others - {whole} and whole.target in WRITTEN:
         parts.append(whole)
         whole = whole.args[0]
-    if others - {whole} or (parts and any(user.op == "output" for user in whole.users)):
+    if others - {whole, *parts} or (parts and any(user.op == "output" for user in whole.users)):
         return False
     node.target, new = function, [node]
     for part in parts:
@@ -72,9 +72,10 @@ def _write(node: Node, memory: Memory) -> bool:
     memory[node] = node
     memory.update({one: new[-1] for one in new[1:]})
     _read(whole, new[-1], memory)
-    for part in reversed(parts if read - others else []):
+    for part in reversed(parts if read - others or others.intersection(parts) else []):
         new.append(_behind(new[-1], part.target, (new[-1], *part.args[1:]), part))
         memory[new[-1]] = memory[new[-2]]
+        _read(part, new[-1], memory)
     for old in {node, written} if parts else ():
         _read(old, new[-1], memory)
     return True

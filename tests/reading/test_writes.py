@@ -24,6 +24,14 @@ def a_part_that_is_read_again(x: Tensor) -> Tensor:
     return y.sum() * part
 
 
+def a_part_and_what_it_is_a_part_of(x: Tensor) -> Tensor:
+    y = x.sin()
+    part = y[0]
+    for row in (1, 2):
+        part[row::2] = y[row, row::2]
+    return part + y * y[1]
+
+
 def parts_of_new_memory(x: Tensor) -> Tensor:
     y = x.new_zeros(4, 8)
     y[:, :5], y[:, 5:] = x, x[:, :3]
@@ -52,7 +60,13 @@ def an_input(x: Tensor) -> Tensor:
     return x.add_(1) * 2
 
 
-REPLACED = part_of_a_part, a_part_that_is_read_again, parts_of_new_memory, one_of_several_results
+REPLACED = (
+    part_of_a_part,
+    a_part_that_is_read_again,
+    a_part_and_what_it_is_a_part_of,
+    parts_of_new_memory,
+    one_of_several_results,
+)
 
 
 def graph_of(function: Callable[[Tensor], Tensor]) -> torch.fx.GraphModule:
