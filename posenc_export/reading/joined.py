@@ -34,8 +34,12 @@ class _Numbers(TorchDispatchMode):
         self.depends = False
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = op(*args, **(kwargs or {}))
-        read = any(id(value) in self.of_data for value in pytree.tree_leaves((args, kwargs)))
+        result, leaves = op(*args, **(kwargs or {})), pytree.tree_leaves((args, kwargs))
+        read = any(id(value) in self.of_data for value in leaves)
+        if read and torch.Tag.dynamic_output_shape in op.tags:
+            masks = [t for t in leaves if isinstance(t, Tensor) and t.dtype == torch.bool]
+            if op.overloadpacket is not aten.index or masks:
+                raise ValueError("a data-dependent size")
         if op is aten._local_scalar_dense.default:
             self.found.append(result)
             self.depends |= read
@@ -47,7 +51,7 @@ class _Numbers(TorchDispatchMode):
 @contextmanager
 def numbers_of_lengths(module: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Iterator[None]:
     """Within a trace of these inputs, `int(tensor)` and the like give what they gave in a call,
-    unless one depends on the first input.
+    unless one depends on the first input. ValueError: a size does.
     """
     with torch.no_grad(), _Numbers(inputs[0]) as numbers:
         module(*inputs)

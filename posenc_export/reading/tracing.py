@@ -53,7 +53,8 @@ DATA = ("data-dependent", "Could not extract specialized integer")
 RECURRENT = "recurrences as one operation with a state"
 MIXED = "branches on mask.any() and mask.all() as for a mixed mask"
 JOINED = "traces of several sizes joined"
-WAYS: List[List[str]] = [[RECURRENT], [], [MIXED], [JOINED], [MIXED, JOINED]]  # tried in turn
+STRICT = "traced by torch.export's strict mode"
+WAYS: List[List[str]] = [[RECURRENT], [], [MIXED], [JOINED], [MIXED, JOINED], [STRICT]]  # in turn
 
 
 @contextmanager
@@ -221,7 +222,7 @@ def exported(plain: OneTensor, x: Tensor, most: int) -> Tuple[ExportedProgram, L
     first: Optional[Refused] = None
     of_data = False
     for used in WAYS:
-        if MIXED in used and not of_data:
+        if (MIXED in used and not of_data) or (STRICT in used and of_data):
             continue
         try:
             return _attempt(plain, x, most, used), used
@@ -261,7 +262,7 @@ def _attempt(plain: OneTensor, x: Tensor, most: int, used: List[str]) -> Exporte
             elif JOINED in used:
                 traced = _joined(copied, x)
             return torch.export.export(
-                traced, copied.inputs(x), dynamic_shapes=tuple(sizes), strict=False
+                traced, copied.inputs(x), dynamic_shapes=tuple(sizes), strict=STRICT in used
             )
         except Exception as error:
             raise _in_our_words(error, copied, fixed) from error
