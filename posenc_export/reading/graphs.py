@@ -1,7 +1,7 @@
 """The graph of a trace in few kinds of nodes: attention taken apart, views as reshapes."""
 
 import operator
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import sympy
 import torch
@@ -275,7 +275,8 @@ def _reshaped(graph: Graph) -> None:
 
 def _simplified(graph: Graph) -> None:
     """Remove what changes no value, name a maximum without indices amax, the product with a
-    transposed weight linear, and running sums from the end suffix_sum.
+    transposed weight linear, axes of one entry that are repeated expand, and running sums from the
+    end suffix_sum.
     """
     graph.eliminate_dead_code()
     for node in list(graph.nodes):
@@ -290,6 +291,10 @@ def _simplified(graph: Graph) -> None:
             node.args = (node.args[0], axis % rank - rank)
         elif node.target is aten.matmul.default and _is_turned(node.args[1]):
             node.target, node.args = aten.linear.default, (node.args[0], _first(node.args[1]))
+        elif node.target is aten.repeat.default and _is_spread(*node.args):
+            ones = len(node.args[1]) - _first(node).meta["val"].dim()
+            counts = [n if at < ones or n != 1 else -1 for at, n in enumerate(node.args[1])]
+            node.target, node.args = aten.expand.default, (_first(node), counts)
         elif (summed := _summed_from_the_end(node)) is not None:
             node.target, node.args = SUFFIX_SUM, (summed,)
         elif node.target is aten.copy.default and _is_like(node, node.args[1]):
@@ -304,6 +309,13 @@ def _simplified(graph: Graph) -> None:
                 user.args = (node.args[0], [node.args[1]], *node.args[2:])
             graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+def _is_spread(x: Node, counts: Sequence[Any]) -> bool:
+    """Whether x.repeat(counts) repeats axes of one entry alone."""
+    sizes = [1] * (len(counts) - x.meta["val"].dim()) + [*x.meta["val"].shape]
+    pairs = zip(sizes, counts, strict=True)
+    return all(count == 1 or isinstance(size, int) and size == 1 for size, count in pairs)
 
 
 def _chosen_by_masks(graph: Graph) -> None:

@@ -96,7 +96,7 @@ class ForgetGatesOfKeys(ForgetGates):
     def weights(self, scores: Tensor) -> Tensor:
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         gates = self.sums.diff(dim=-1, prepend=torch.zeros_like(self.sums[..., :1]))
-        gates = gates[..., None, :].expand(-1, -1, scores.size(2), -1).masked_fill(~seen, 0)
+        gates = gates[..., None, :].repeat(1, 1, scores.size(2), 1).masked_fill(~seen, 0)
         return Attention.weights(self, scores + gates.flip(-1).cumsum(-1).flip(-1) - gates)
 
 
