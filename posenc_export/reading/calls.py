@@ -119,7 +119,7 @@ class Calls(torch.nn.Module):
                 self.reach[step.root] = max(step.reach, self.reach.get(step.root, 0))
                 self.filters[node] = filter_of(properties, node, step)
                 held.setdefault(Tail(step.root))
-            elif isinstance(step, (Recurrent, Running)):
+            elif isinstance(step, Recurrent) or isinstance(step, Running) and properties.causal:
                 held.setdefault(node)
         self.states = list(held)  # in the order of the nodes that read them
         # What a query without keys gives may be NaN, whose products with weights of 0 are NaN.
@@ -472,10 +472,12 @@ class Calls(torch.nn.Module):
 
     def _running(self, node: Node, step: Running, call: Call) -> Tensor:
         """Continue a total, which a token of padding leaves as it is."""
-        x, causal = self._by_token(step.source, call), self.properties.causal
-        past = self._past(node, call) if causal else x.new_zeros(x.shape[0], 1, 2, x.shape[2])
+        x, kept = self._by_token(step.source, call), node in self.states
+        past = self._past(node, call) if kept else x.new_zeros(x.shape[0], 1, 2, x.shape[2])
         valid, most = call.positions.ge(0), self.values.capture.max_positions
-        y, call.cached[node] = running_total(x, valid, past, step.kind, most)
+        y, last = running_total(x, valid, past, step.kind, most)
+        if kept:
+            call.cached[node] = last
         return self._laid_out(y, node, step.roles, call.counts)
 
     def _recurrent(self, node: Node, step: Recurrent, call: Call) -> Tensor:
