@@ -105,7 +105,7 @@ def attempt(case: Case) -> List[str]:
     """Make and read a module in this process: the outcome, and the largest error or the reason."""
     import torch
 
-    from posenc_export.reading.read import read
+    from posenc_export.reading.read import read_module
     from posenc_export.reading.refused import Refused
     from posenc_export.shared.numerics import tolerance
     from tests.reading.compare import errors
@@ -123,7 +123,7 @@ def attempt(case: Case) -> List[str]:
         return ["not made", _line(error)]
     with torch.no_grad():
         try:
-            reading = read(module, example, 64, output=case.output)
+            reading = read_module(module, example, 64, output=case.output)
         except Refused as error:
             return ["refused", str(error).replace(str(PACKAGES.resolve()) + "/", "")]
         except Exception as error:

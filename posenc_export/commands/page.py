@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from posenc_export.commands.options import Table, folder_of, option
-from posenc_export.page import write
+from posenc_export.page import write_page
 
 OPTIONS: Table = {
     **folder_of("the artefact of a decoder, target ort or onnx"),
@@ -23,7 +23,7 @@ OPTIONS: Table = {
 
 def run(options: argparse.Namespace) -> int:
     options.say(f"{options.folder}: writing a page")
-    write(options.folder, options.output, options.onnxruntime_web)
+    write_page(options.folder, options.output, options.onnxruntime_web)
     size = sum(path.stat().st_size for path in options.output.rglob("*") if path.is_file())
     options.say.close()
     if options.json:

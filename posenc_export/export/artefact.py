@@ -18,7 +18,7 @@ from posenc_export.export.read_module import ReadAs, ReadModule
 from posenc_export.export.sources import Sources, check_half, in_dtype
 from posenc_export.export.targets import WRITERS
 from posenc_export.export.trace import Source
-from posenc_export.export.verify import VerificationError, Written, check
+from posenc_export.export.verify import VerificationError, Written, check_written
 from posenc_export.export.weight_file import WeightFile
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.stack import Text
@@ -213,7 +213,7 @@ def _make(
         mixed.check_written(manifest, options.size)
     if not options.verify:
         return manifest
-    manifest = check(folder, source, written, accuracy, options)
+    manifest = check_written(folder, source, written, accuracy, options)
     if accuracy.rounds and ("float32" in dtypes or (options.weights and manifest.certificate)):
         options.say(f"{target}: measuring the loss against float32")
         inputs = read._replace(model=sources.of("float32").model)

@@ -22,7 +22,7 @@ from posenc_export.models.whole_pass import encodings_in
 from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import graph_file
-from posenc_export.runtime.graphs.onnx_nodes import read
+from posenc_export.runtime.graphs.onnx_nodes import read_nodes
 from posenc_export.runtime.graphs.torch_graph import read_program, read_script
 from posenc_export.runtime.verification.constants import Constants, Place, digests_of
 from posenc_export.shared.numerics import LEVELS
@@ -340,7 +340,7 @@ def compare(folder: Path, manifest: Manifest, source: Source) -> Tuple[Check, Di
     """
     if graph_file(manifest) != "model.onnx":
         return compare_tensors(folder, manifest, source.model), {}
-    constants = Constants(read(folder / graph_file(manifest)), folder)
+    constants = Constants(read_nodes(folder / graph_file(manifest)), folder)
     check = _Comparison(constants, ExpectedNumbers(source, manifest)).run()
     return check, digests_of(constants)
 

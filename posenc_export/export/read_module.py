@@ -27,7 +27,7 @@ from posenc_export.models.whole_pass import check_dtype
 from posenc_export.reading.exact import in_float64
 from posenc_export.reading.halves import in_half, rounded_weights
 from posenc_export.reading.products import Products
-from posenc_export.reading.read import Reading, read
+from posenc_export.reading.read import Reading, read_module
 from posenc_export.reading.script import with_source
 from posenc_export.runtime.artefact.graph_inputs import HIDDEN, KEYS_AND_VALUES
 from posenc_export.shared.allocation import memory_kept
@@ -335,7 +335,7 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
         most = how.max_positions
         known = plain.ids if isinstance(plain, Published) else 0
         example = _random(known or _vocabulary(plain, where, most), most)
-    made = read(
+    made = read_module(
         plain,
         example,
         how.max_positions,

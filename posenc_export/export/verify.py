@@ -175,7 +175,7 @@ class Written(NamedTuple):
     numbers: Check  # comparison of its constants with the module
 
 
-def check(
+def check_written(
     folder: Path, source: Source, written: Written, accuracy: Accuracy, options: ExportOptions
 ) -> Manifest:
     """Verify a new artefact, and return its manifest with the certificate and the tolerance that it

@@ -22,7 +22,7 @@ Named = Dict[str, Any]  # {"name": name of a part or encoding, parameter: value}
 MECHANISMS = ("softmax", "linear")
 
 
-def check(holds: bool, rule: str, got: object, remedy: str) -> None:
+def require(holds: bool, rule: str, got: object, remedy: str) -> None:
     """Raise ValueError if a description does not follow a rule."""
     if not holds:
         raise refusal("config", rule, got, remedy)
@@ -31,7 +31,7 @@ def check(holds: bool, rule: str, got: object, remedy: str) -> None:
 def check_sizes(config: object, *names: str) -> None:
     for name in names:
         size, rule = getattr(config, name), f"{name} to be at least 1 and below 2^62"
-        check(1 <= size < LARGEST, rule, size, "choose another size")
+        require(1 <= size < LARGEST, rule, size, "choose another size")
 
 
 class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -73,12 +73,12 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         for name in ("scale", "softcap"):
             value = getattr(self, name)
             finite = value is None or 0 < value < math.inf
-            check(finite, f"{name} to be a finite number above 0", value, "choose another number")
+            require(finite, f"{name} to be a finite number above 0", value, "choose another number")
         divisible = self.heads % self.kv_heads == 0
         got = f"{self.heads} and {self.kv_heads}"
-        check(divisible, "heads to be divisible by kv_heads", got, "change one of them")
+        require(divisible, "heads to be divisible by kv_heads", got, "change one of them")
         choices = f"mechanism to be one of {', '.join(MECHANISMS)}"
-        check(self.mechanism in MECHANISMS, choices, repr(self.mechanism), "choose one of these")
+        require(self.mechanism in MECHANISMS, choices, repr(self.mechanism), "choose one of these")
 
     @property
     def causal(self) -> bool:
@@ -205,11 +205,11 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         check_sizes(self, "width", "max_positions")
         names, order = sorted(self.layers), sorted(set(self.order))
         rule = f"order to name each kind in layers ({', '.join(names) or 'none'}) and no other"
-        check(names == order, rule, ", ".join(order) or "none", "correct order")
-        check(bool(order), "at least one layer", "none", "describe one")
+        require(names == order, rule, ", ".join(order) or "none", "correct order")
+        require(bool(order), "at least one layer", "none", "describe one")
         remedy = "describe them as two models"
         directions = {attention.causal for attention in self.attentions}
-        check(len(directions) < 2, "all layers to be causal or none", "both", remedy)
+        require(len(directions) < 2, "all layers to be causal or none", "both", remedy)
 
     @property
     def kinds(self) -> Tuple[LayerConfig, ...]:

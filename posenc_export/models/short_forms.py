@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from posenc_export.encodings import KNOWN, parse
 from posenc_export.encodings.shared.base import own_hooks
 from posenc_export.models import config
-from posenc_export.models.config import check
+from posenc_export.models.config import require
 from posenc_export.shared import registry
 
 ROPE: Mapping[str, Any] = {"name": "rope"}
@@ -49,7 +49,7 @@ def block_config(
             head_size.
     """
     divisible = bool(head_size) or heads <= 0 or width % heads == 0
-    check(divisible, "width to be divisible by heads", f"{width} and {heads}", "give head_size")
+    require(divisible, "width to be divisible by heads", f"{width} and {heads}", "give head_size")
     on_tokens, in_layers = _placed(encoding)
     attention = config.AttentionConfig(
         heads=heads,
@@ -96,8 +96,8 @@ def decoder_config(
     """
     for name, value, choices in (("norm", norm, NORMS), ("mlp", mlp, tuple(MLPS))):
         rule = f"{name} to be one of {', '.join(choices)}"
-        check(value in choices, rule, repr(value), "choose one of these")
-    check(layers >= 1, "layers to be at least 1", layers, "give a number of layers")
+        require(value in choices, rule, repr(value), "choose one of these")
+    require(layers >= 1, "layers to be at least 1", layers, "give a number of layers")
     norms: Dict[str, Any] = {"name": norm, "epsilon": epsilon}
     attentions = _attentions(block.attention, layer_encodings[:layers])
     units = {**MLPS[mlp], "hidden": hidden, "bias": mlp_bias}
@@ -133,7 +133,7 @@ def encoder_config(
         ValueError: as the classes in models.config; a causal block.
     """
     rule = "bidirectional attention in an encoder"
-    check(not block.attention.causal, rule, "causal attention", "give causal=False")
+    require(not block.attention.causal, rule, "causal attention", "give causal=False")
     pre = decoder_config(vocabulary, layers, hidden, block, "layer", epsilon, "gelu", True)
     layer = replace(pre.layers["layer"], residual={"name": "post"})
     tokens = replace(pre.tokens, norm=pre.norm)
@@ -145,7 +145,7 @@ def _placed(encoding: Spec) -> Tuple[Tuple[Dict[str, Any], ...], Tuple[Dict[str,
     if isinstance(encoding, str):
         encoding = parse(encoding)
     rule, remedy = "an encoding as a name or a dict", "give several by layer_encodings"
-    check(isinstance(encoding, Mapping), rule, repr(encoding), remedy)
+    require(isinstance(encoding, Mapping), rule, repr(encoding), remedy)
     registry.parameters("encoding", KNOWN, encoding.get("name", ""))
     spec = (dict(encoding),)
     return (spec, ()) if own_hooks(KNOWN[encoding["name"]], "embed", "embed_next") else ((), spec)
@@ -161,6 +161,6 @@ def _attentions(
     for on_tokens, _ in placed:
         if on_tokens:
             got = f"{on_tokens[0]['name']}, which acts on tokens"
-            check(False, "layer_encodings that act in layers", got, "give it to the block")
+            require(False, "layer_encodings that act in layers", got, "give it to the block")
     kinds = [replace(attention, encodings=in_layers) for _, in_layers in placed]
     return {f"layer_{index}": kind for index, kind in enumerate(kinds)}

@@ -58,7 +58,7 @@ TALKS: List[List[Dict[str, str]]] = [
 ]
 
 
-def write(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) -> Manifest:
+def write_page(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) -> Manifest:
     """Write the page for an artefact. Return the artefact's manifest.
 
     Args:

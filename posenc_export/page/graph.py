@@ -32,7 +32,7 @@ def with_attention(source: Path, written: Path) -> List[int]:
     that one attention operator computes. Return these layers. GroupQueryAttention does not write
     the weights of keys after the query.
     """
-    model = onnx_nodes.read(source)
+    model = onnx_nodes.read_nodes(source)
     of_layer: Dict[int, List[int]] = {}  # places of attention nodes
     for place, node in enumerate(model.nodes):
         if (node.operator, node.domain) in ATTENTION:
@@ -59,7 +59,7 @@ def with_attention(source: Path, written: Path) -> List[int]:
 def fuses_all_caches(source: Path, manifest: Manifest) -> bool:
     """Whether GroupQueryAttention alone reads all caches of fixed capacity."""
     caches = {state.past for state in manifest.states if state.in_place}
-    nodes = onnx_nodes.read(source).nodes
+    nodes = onnx_nodes.read_nodes(source).nodes
     readers = {node.operator for node in nodes if caches.intersection(node.inputs)}
     return readers <= {"GroupQueryAttention"}
 

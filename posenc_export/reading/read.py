@@ -105,7 +105,7 @@ class Reading(torch.nn.Module):
 Read = TypeVar("Read", bound=Reading)
 
 
-def read(
+def read_module(
     module: torch.nn.Module,
     example: Tensor,
     max_positions: int,

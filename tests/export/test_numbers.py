@@ -25,7 +25,7 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.records import Weights
-from posenc_export.runtime.graphs.onnx_nodes import read
+from posenc_export.runtime.graphs.onnx_nodes import read_nodes
 from posenc_export.runtime.verification.constants import Constants, digests_of
 from tests.cases import choice
 from tests.reading import own_modules
@@ -191,7 +191,7 @@ def _stored(folder: Path, variant: str, target: str, **how: str) -> Manifest:
 
 
 def _differing(folder: Path, manifest: Manifest) -> set[str]:
-    result = digests_of(Constants(read(folder / "model.onnx"), folder))
+    result = digests_of(Constants(read_nodes(folder / "model.onnx"), folder))
     return {name for name, digest in result.items() if manifest.constants[name] != digest}
 
 
@@ -199,7 +199,7 @@ def _change(folder: Path, name: str, change: Callable[[np.ndarray], None]) -> No
     """Change a constant in place, in model.onnx.data or in model.onnx."""
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     tensor = next(t for t in model.graph.initializer if t.name.endswith(name))
-    numbers_at = read(folder / "model.onnx").constants[tensor.name]
+    numbers_at = read_nodes(folder / "model.onnx").constants[tensor.name]
     array = np.array(numbers_at.array(folder))
     change(array)
     if numbers_at.file:

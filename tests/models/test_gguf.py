@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Types  # noqa: E402
 from posenc_export.models import by_transformers  # noqa: E402
 from posenc_export.models.gguf.blocks import TYPES, GGUFMatrix  # noqa: E402
 from posenc_export.models.gguf.checkpoint import GGUFCheckpoint  # noqa: E402
-from posenc_export.models.gguf.file import read  # noqa: E402
+from posenc_export.models.gguf.file import read_gguf  # noqa: E402
 from posenc_export.models.pretrained import from_pretrained  # noqa: E402
 from tests.models import gguf_files  # noqa: E402
 
@@ -56,7 +56,7 @@ def test_every_type_is_read_as_the_library_gguf_reads_it(kind: str, tmp_path: Pa
         of_layer = "model.layers.0."
         names = ("model.embed_tokens", f"{of_layer}mlp.down_proj", f"{of_layer}self_attn.q_proj")
         table, down, queries = (checkpoint.tensor(f"{name}.weight").numpy() for name in names)
-    assert read(path).tensors["token_embd.weight"].kind.name == kind
+    assert read_gguf(path).tensors["token_embd.weight"].kind.name == kind
     assert np.array_equal(table, wanted["token_embd.weight"])
     assert np.array_equal(down, wanted[DOWN])
     turned = wanted["blk.0.attn_q.weight"].reshape(4, 32, 2, 256).swapaxes(1, 2).reshape(256, 256)
@@ -67,7 +67,7 @@ def test_every_type_is_read_as_the_library_gguf_reads_it(kind: str, tmp_path: Pa
 def test_blocks_are_codes_scales_and_offsets_of_the_same_weights(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     wanted = gguf_files.write("llama wide", gguf_files.made("llama wide"), path, Types[kind])
-    blocks = GGUFMatrix(read(path).tensors[DOWN], np.arange(256)).blocks()
+    blocks = GGUFMatrix(read_gguf(path).tensors[DOWN], np.arange(256)).blocks()
     weights, half = wanted[DOWN].reshape(256, 8, 32), 1 << (TYPES[kind][0] - 1)
     assert blocks is not None and blocks.bits == TYPES[kind][0]
     offsets = np.zeros_like(blocks.scales) if blocks.offsets is None else blocks.offsets
@@ -100,13 +100,13 @@ def test_a_part_that_is_missing_or_not_the_first_is_refused(tmp_path: Path) -> N
     first = _parts(tmp_path)
     second = tmp_path / "a-00002-of-00002.gguf"
     with pytest.raises(ValueError, match=r"^gguf: expected the first of 2 files, NAME-.*, got a-0"):
-        read(second)
+        read_gguf(second)
     second.write_bytes(first.read_bytes())  # a part given twice
     with pytest.raises(ValueError, match=r"that the metadata describe, got no blk\.1\.attn"):
         from_pretrained(first)
     second.unlink()
     with pytest.raises(ValueError, match=r"expected a file a-00002-of-00002.gguf in .*, got none"):
-        read(first)
+        read_gguf(first)
 
 
 CHANGED: Dict[str, Any] = {

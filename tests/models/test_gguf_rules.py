@@ -14,7 +14,7 @@ pytest.importorskip("gguf", reason="gguf is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 from posenc_export.models.gguf.checkpoint import GGUFCheckpoint  # noqa: E402
-from posenc_export.models.gguf.file import read  # noqa: E402
+from posenc_export.models.gguf.file import read_gguf  # noqa: E402
 from posenc_export.models.pretrained import from_pretrained  # noqa: E402
 from tests.models import gguf_bytes, gguf_files  # noqa: E402
 from tests.models.gguf_bytes import ARRAY, BOOL, F32, I32, TEXT, U8, U32, U64  # noqa: E402
@@ -37,7 +37,7 @@ def _refusal(path: Path, content: bytes) -> str:
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"^gguf m.gguf: expected a complete GGUF file of version "
         r"2 or 3, got an error \([^\n]*\); download it again$") as refused:  # fmt: skip
-        read(path)
+        read_gguf(path)
     return str(refused.value)
 
 
@@ -84,7 +84,7 @@ def test_tensors_are_where_the_file_says(tmp_path: Path) -> None:
     pairs = [gguf_bytes.pair("general.alignment", (U32, 64))]
     content = gguf_bytes.file(pairs, tensors, NUMBERS, alignment=64)
     (tmp_path / "m.gguf").write_bytes(content)
-    held = read(tmp_path / "m.gguf").tensors
+    held = read_gguf(tmp_path / "m.gguf").tensors
     assert np.array_equal(held["b"].numbers(), np.arange(16.0, 24.0).reshape(2, 4))
     assert np.array_equal(held["a"].numbers(), np.arange(16.0))
 
@@ -103,9 +103,9 @@ def test_a_matrix_with_exchanged_axes_is_refused(tmp_path: Path) -> None:
 def test_an_array_of_numbers_costs_no_memory(tmp_path: Path) -> None:
     values = {"general.name": struct.pack("<IIQ", ARRAY, U8, 100_000) + bytes(100_000)}
     (tmp_path / "m.gguf").write_bytes(gguf_bytes.llama(values))
-    read(tmp_path / "m.gguf")  # imports
+    read_gguf(tmp_path / "m.gguf")  # imports
     tracemalloc.start()
-    file = read(tmp_path / "m.gguf")
+    file = read_gguf(tmp_path / "m.gguf")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(file.values["general.name"]) == 100_000 and peak < 50_000

@@ -25,7 +25,7 @@ from posenc_export.clients import program
 from posenc_export.commands.cli import main
 from posenc_export.export import export
 from posenc_export.models.presets import load_preset
-from posenc_export.page import graph, write
+from posenc_export.page import graph, write_page
 from posenc_export.page.folder import BYTE_PAGE, WEB, check
 from posenc_export.page.graph import PROMPT
 from posenc_export.runtime import load
@@ -76,7 +76,7 @@ def shown_by(page: Path) -> Any:
 
 def test_a_page_holds_all_that_a_browser_loads(folder: Path, web: Path, tmp_path: Path) -> None:
     page = tmp_path / "page"
-    write(folder, page, web)
+    write_page(folder, page, web)
     own, of_web = {"page.json", "model.onnx", "model.onnx.data"}, {f"{web.name}/{n}" for n in WEB}
     assert contents(page).keys() == {*BYTE_PAGE} | own | of_web
     shown = shown_by(page)
@@ -90,9 +90,9 @@ def test_a_page_holds_all_that_a_browser_loads(folder: Path, web: Path, tmp_path
 def test_a_page_is_replaced_by_another_and_by_nothing_else(
     folder: Path, web: Path, tmp_path: Path
 ) -> None:
-    write(folder, tmp_path / "page", web)
+    write_page(folder, tmp_path / "page", web)
     (tmp_path / "page" / "index.html").write_text("of an older version")
-    write(folder, tmp_path / "page", web)
+    write_page(folder, tmp_path / "page", web)
     assert "of an older version" not in (tmp_path / "page" / "index.html").read_text()
     said = "is new, empty or an artefact, got .*page, which contains certificate.js"
     with pytest.raises(ValueError, match=f"export: expected a folder that {said}"):
@@ -120,7 +120,7 @@ def test_a_page_overwrites_no_file_that_is_not_its_own(
     before = contents(tmp_path)
     said = f"page: expected a folder that is new, empty or a page.*{message}"
     with pytest.raises(ValueError, match=said):
-        write(folder, tmp_path / PLACES[message], web)
+        write_page(folder, tmp_path / PLACES[message], web)
     assert contents(tmp_path) == before
 
 
@@ -132,7 +132,7 @@ def _opened(page: Path) -> onnxruntime.InferenceSession:
 def test_the_graph_of_a_page_gives_the_attention_that_the_evaluator_of_onnx_gives(
     folder: Path, web: Path, tmp_path: Path
 ) -> None:
-    manifest = write(folder, tmp_path, web)
+    manifest = write_page(folder, tmp_path, web)
     feeds, names = _feeds(manifest), ["logits", "attention.0"]
     logits, attention = map(np.asarray, _opened(tmp_path).run(names, feeds))
     expected = ReferenceEvaluator(str(tmp_path / "model.onnx")).run(names, feeds)
@@ -149,7 +149,7 @@ def test_a_page_of_target_ort_gives_the_attention_of_target_onnx(
     fused = artefact("ort")
     results = []
     for name, source in (("onnx", folder), ("ort", fused)):
-        feeds = _feeds(write(source, tmp_path / name, web))
+        feeds = _feeds(write_page(source, tmp_path / name, web))
         found = _opened(tmp_path / name).run(["attention.0"], feeds)[0]
         results.append(np.tril(np.asarray(found)))
     shown, bound = shown_by(tmp_path / "ort"), manifests.read(fused).reference.tolerance
@@ -181,7 +181,7 @@ def test_a_refused_artefact_leaves_no_page(web: Path, tmp_path: Path) -> None:
     other = artefact("onnx-static")
     rule = "page: expected target ort or onnx in float32, got target onnx-static in float32; export"
     with pytest.raises(ValueError, match=rule):
-        write(other, tmp_path / "page", web)
+        write_page(other, tmp_path / "page", web)
     assert not (tmp_path / "page").exists()
 
 
@@ -265,7 +265,7 @@ def test_a_browser_continues_a_text_as_a_session_does(
     preset: str, target: str, tmp_path: Path
 ) -> None:
     export(load_preset(preset), target, tmp_path / "a", verify=False)
-    write(tmp_path / "a", tmp_path / "page", NODE_MODULES / "onnxruntime-web")
+    write_page(tmp_path / "a", tmp_path / "page", NODE_MODULES / "onnxruntime-web")
     result, document = opened(tmp_path, f"temperature=0&text={quote(TEXT)}", "--disable-gpu")
     tokens = _generated(tmp_path / "a", list(TEXT.encode()), 96)
     assert result["added"] == bytes(tokens).decode() and result["checked"] == "true"
@@ -301,7 +301,7 @@ def test_a_browser_gives_the_tokens_of_a_module_as_it_is(
     page: str, weights: Any, target: str, tmp_path: Path
 ) -> None:
     export(sources(page), target, tmp_path / "a", verify=False, weights=weights)
-    write(tmp_path / "a", tmp_path / "page", NODE_MODULES / "onnxruntime-web")
+    write_page(tmp_path / "a", tmp_path / "page", NODE_MODULES / "onnxruntime-web")
     message = quote(" ".join(map(str, PROMPT)))
     result, _ = opened(tmp_path, f"temperature=0&tokens={COUNT}&message={message}", "--disable-gpu")
     assert result["reply"].split() == [*map(str, _generated(tmp_path / "a", PROMPT, COUNT))]

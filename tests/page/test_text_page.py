@@ -13,7 +13,7 @@ from posenc_export.export import export
 from posenc_export.models.embedding_and_head import Text
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import decoder_config
-from posenc_export.page import graph, write
+from posenc_export.page import graph, write_page
 from posenc_export.page.folder import LIBRARIES, TALKS, TEXT_PAGE, TEXTS, WEB
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
@@ -71,7 +71,7 @@ def web(tmp_path: Path) -> Path:
 def test_a_page_holds_the_tokenizer_the_template_and_tokens_to_compare(
     folder: Path, web: Path, tmp_path: Path
 ) -> None:
-    write(folder, tmp_path / "page", web)
+    write_page(folder, tmp_path / "page", web)
     model = {"page.json", "model.onnx", "model.onnx.data", "tokenizer.json"}
     libraries = [*(f"onnxruntime-web/{n}" for n in WEB), *(f"text/{n}" for n in LIBRARIES)]
     assert contents(tmp_path / "page").keys() == {*TEXT_PAGE, *model, *libraries}
@@ -87,7 +87,7 @@ def test_a_library_that_is_not_there_is_named(folder: Path, web: Path, tmp_path:
     shutil.rmtree(web.parent / "@huggingface" / "jinja")
     said = "beside onnxruntime-web .*, got none; npm install @huggingface/jinja"
     with pytest.raises(ValueError, match=f"page: expected the npm package @hugg.*/jinja {said}"):
-        write(folder, tmp_path / "page", web)
+        write_page(folder, tmp_path / "page", web)
     assert not (tmp_path / "page").exists()
 
 
@@ -99,7 +99,7 @@ def test_calls_that_give_other_logits_than_a_session_are_found(
     monkeypatch.setattr(graph, "inputs", wrong)
     said = "page: expected calls of the graph to give the logits of a session within"
     with pytest.raises(ValueError, match=said):
-        write(folder, tmp_path / "page", web)
+        write_page(folder, tmp_path / "page", web)
 
 
 @with_chromium
@@ -108,7 +108,7 @@ def test_a_browser_gives_the_tokens_of_a_conversation_on_a_session(
     target: str, tmp_path: Path
 ) -> None:
     source = _artefact(tmp_path / "a", target)
-    write(source, tmp_path / "page", NODE_MODULES / "onnxruntime-web")
+    write_page(source, tmp_path / "page", NODE_MODULES / "onnxruntime-web")
     message = "Hello, na\u00efve \U0001f642 world"
     query = f"temperature=0&tokens=40&message={quote(message)}"
     result, document = opened(tmp_path, query, "--disable-gpu")

@@ -410,7 +410,7 @@ def test_a_fault_in_the_calls_is_found_by_the_module_itself(name: str, fault: An
 def test_swapped_weights_of_layers_are_found_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = reader.read
+    plain = reader.read_module
 
     def read(*arguments: Any, **named: Any) -> Any:
         reading = plain(*arguments, **named)

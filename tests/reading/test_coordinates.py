@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc_export import export_model, load
-from posenc_export.reading.read import read
+from posenc_export.reading.read import read_module
 from posenc_export.reading.refused import Refused
 from posenc_export.shared.numerics import tolerance, worst_error
 
@@ -121,4 +121,4 @@ def test_other_uses_of_coordinates_are_refused(
     module: nn.Module, how: Dict[str, Any], said: str
 ) -> None:
     with pytest.raises(Refused, match=f"^module Seeing: .*{said}"):
-        read(module.eval(), IDS, **{**HOW, **how})
+        read_module(module.eval(), IDS, **{**HOW, **how})

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc_export import ops
 from posenc_export.ops import TokenPlaces
-from posenc_export.reading.read import Reading, read
+from posenc_export.reading.read import Reading, read_module
 from posenc_export.reading.values import aten, packet
 from posenc_export.shared.numerics import tolerance
 from tests.reading.test_zoo import read_of_zoo
@@ -35,7 +35,7 @@ class Filtered(nn.Module):
 
 @pytest.fixture(scope="module")
 def reading() -> Reading:
-    return read(Filtered(), torch.randn(3, 24, WIDTH), 40)
+    return read_module(Filtered(), torch.randn(3, 24, WIDTH), 40)
 
 
 def _operators(reading: Any) -> List[Any]:
@@ -65,7 +65,8 @@ def test_a_convolution_that_mixes_channels_stays_one() -> None:
             y: Tensor = self.mixing(x.mT)
             return y.mT
 
-    assert {aten.conv1d, aten.convolution} & {*_operators(read(Mixed(), torch.randn(3, 24, 6), 40))}
+    made = read_module(Mixed(), torch.randn(3, 24, 6), 40)
+    assert {aten.conv1d, aten.convolution} & {*_operators(made)}
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc_export.reading import parts
 from posenc_export.reading.parts import Layers
-from posenc_export.reading.read import Reading, read
+from posenc_export.reading.read import Reading, read_module
 from posenc_export.shared.numerics import tolerance
 from tests.cases import choice
 from tests.reading.compare import errors
@@ -151,7 +151,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def reading_of(name: str) -> Tuple[Model, Reading]:
     """Return the module of a case and its reading; tests must not modify them."""
     model = of(CASES[name])
-    return model, read(model, inputs_of(model), POSITIONS)
+    return model, read_module(model, inputs_of(model), POSITIONS)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -169,7 +169,7 @@ WHOLE = ["a cache of tokens before keys", "a state before keys"]
 def test_caches_and_weights_are_those_of_a_module_that_is_read_whole(name, monkeypatch) -> None:
     model, reading = reading_of(name)
     monkeypatch.setattr(parts, "FEWEST", 10**6)
-    whole = read(model, inputs_of(model), POSITIONS)
+    whole = read_module(model, inputs_of(model), POSITIONS)
     assert reading.repeated is not None and whole.repeated is None
     assert reading.caches == whole.caches
     numbers, wanted = (dict(one.named_parameters()) for one in (reading, whole))
@@ -182,6 +182,6 @@ def test_a_module_whose_copies_give_other_numbers_is_read_whole(monkeypatch) -> 
     model = of(CASES["layers of one kind"])
     own = parts.Layers.weights
     monkeypatch.setattr(parts.Layers, "weights", lambda *given: [{}] * len(own(*given)))
-    reading = read(model, inputs_of(model), POSITIONS)
+    reading = read_module(model, inputs_of(model), POSITIONS)
     assert reading.repeated is None
     check(reading, model)

@@ -10,7 +10,7 @@ import torch
 from posenc_export import load
 from posenc_export.export import ExportOptions, ReadAs, export_all
 from posenc_export.ops.recurrence import gated_delta
-from posenc_export.reading.read import read
+from posenc_export.reading.read import read_module
 from posenc_export.reading.refused import Refused
 from posenc_export.shared.numerics import tolerance
 from tests.cases import choice
@@ -37,7 +37,7 @@ def model(name: str) -> Model:
 def test_a_recurrence_is_continued_by_its_state(name: str) -> None:
     module, x = model(name), ids()
     with torch.no_grad():
-        reading = read(module, x, POSITIONS)
+        reading = read_module(module, x, POSITIONS)
         found = errors(reading, module, x)
     assert max(found.values()) <= 2e-6, found
     assert [cache.values > 0 for cache in reading.caches] == [True, True]
@@ -50,7 +50,7 @@ def test_a_recurrence_is_continued_by_its_state(name: str) -> None:
 def test_what_is_nearly_a_recurrence_is_refused(mix: Mix) -> None:
     torch.manual_seed(1)
     with pytest.raises(Refused, match=NEARLY[mix]):
-        read(Model(mix, count=1).eval(), ids(), FEW)
+        read_module(Model(mix, count=1).eval(), ids(), FEW)
 
 
 @pytest.mark.parametrize("name", choice(QUICK, ["closed_form"]))

@@ -9,7 +9,7 @@ import torch
 from posenc_export.reading.capture import capture
 from posenc_export.reading.causality import findings, probes
 from posenc_export.reading.properties import MIXES
-from posenc_export.reading.read import read
+from posenc_export.reading.read import read_module
 from posenc_export.reading.refused import Refused
 from tests.reading.refused_modules import (
     ALL,
@@ -63,13 +63,13 @@ def test_the_page_of_refusals_has_these_messages_and_no_others() -> None:
 
 def test_angles_of_a_base_that_grows_with_the_length_are_refused_with_their_line() -> None:
     with pytest.raises(Refused, match=r"depends on the length.*angle.cos\(\)"):
-        read(ScaledByLength(), ids(), MOST)
+        read_module(ScaledByLength(), ids(), MOST)
 
 
 @pytest.mark.parametrize("operator", SELDOM)
 def test_what_mixes_tokens_that_the_example_lacks_is_refused(operator: str) -> None:
     with pytest.raises(Refused, match=f"{operator} {MIXES} .*refused_modules.py:.*large"):
-        read(Seldom(SELDOM[operator]), ids(), MOST)
+        read_module(Seldom(SELDOM[operator]), ids(), MOST)
 
 
 def test_nothing_is_found_in_a_causal_module() -> None:
@@ -103,8 +103,8 @@ def test_both_sides_of_a_number_that_a_length_is_compared_with_are_probed() -> N
 def test_a_table_that_no_call_of_full_length_tries_is_read_at_every_position() -> None:
     module = Placed(3000)
     with pytest.raises(Refused, match="places: embedding cannot be computed for 5000 positions"):
-        read(module, ids(), 5000)
-    assert read(Placed(3000), ids(), 3000).max_positions == 3000
+        read_module(module, ids(), 5000)
+    assert read_module(Placed(3000), ids(), 3000).max_positions == 3000
 
 
 def test_a_module_that_cannot_be_copied_is_refused() -> None:

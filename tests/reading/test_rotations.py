@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posenc_export.reading.read import Reading, read
+from posenc_export.reading.read import Reading, read_module
 from posenc_export.reading.rotations import _is_linear
 from posenc_export.shared.numerics import tolerance
 from tests.reading.compare import errors
@@ -122,7 +122,7 @@ def of(turn: Turn, **how: Any) -> Reading:
     """Read a model and compare its calls."""
     model, ids = Model(turn, **how).eval(), torch.randint(50, (2, 20))
     with torch.no_grad():
-        reading = read(model, ids, MOST)
+        reading = read_module(model, ids, MOST)
         found = errors(reading, model, ids)
     assert max(found.values()) <= tolerance("float32", depth=2, reduction=64)
     return reading

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc_export.ops import TokenPlaces
 from posenc_export.reading import causality
-from posenc_export.reading.read import read
+from posenc_export.reading.read import read_module
 from posenc_export.reading.refused import Refused
 from posenc_export.shared.numerics import tolerance
 from tests.reading.compare import errors, outputs
@@ -47,7 +47,7 @@ def read_of_zoo(name: str) -> Tuple[Any, nn.Module, Tensor, Tensor]:
     module, example, positions = ZOO[name]()
     x = sequence(example)
     before = outputs(copy.deepcopy(module), x)
-    return read(module, example, positions, **OPTIONS[name]), module, x, before
+    return read_module(module, example, positions, **OPTIONS[name]), module, x, before
 
 
 @pytest.mark.parametrize("name", by_name(QUICK))
@@ -121,4 +121,4 @@ def test_tables_by_length_are_refused_where_a_sequence_of_full_length_takes_too_
     monkeypatch.setattr(causality, "LONGEST_EDGE", 32)
     module, example, positions = ZOO["xpos-centred"]()
     with pytest.raises(Refused, match="depends on the length, not on positions alone"):
-        read(module, example, positions)
+        read_module(module, example, positions)

@@ -13,7 +13,7 @@ from posenc_export.models.folder_files import content
 from posenc_export.models.gguf import text
 from posenc_export.models.gguf.blocks import UNQUANTIZED, GGUFMatrix
 from posenc_export.models.gguf.config import AGAIN, config_of, undone
-from posenc_export.models.gguf.file import read
+from posenc_export.models.gguf.file import read_gguf
 from posenc_export.models.weight_blocks import Matrix
 from posenc_export.shared.refusal import refusal
 
@@ -42,7 +42,7 @@ class GGUFCheckpoint:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, file = path, read(path)
+        self._path, file = path, read_gguf(path)
         self._values, self._tensors = file
         self.config, self._undo = config_of(file)
         # Names of the tensors of the file that are joined along their second axis, most often one.

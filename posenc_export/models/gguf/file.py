@@ -45,7 +45,7 @@ class GGUFFile(NamedTuple):
     tensors: Dict[str, GGUFTensor]
 
 
-def read(path: Path) -> GGUFFile:
+def read_gguf(path: Path) -> GGUFFile:
     """Return the content of a file, or of all the files that it was split into. Numbers are views
     of the files.
 

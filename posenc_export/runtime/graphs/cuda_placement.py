@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from posenc_export.runtime.graphs.onnx_nodes import TYPES, Node, Nodes, read
+from posenc_export.runtime.graphs.onnx_nodes import TYPES, Node, Nodes, read_nodes
 
 TABLE = Path(__file__).with_name("cuda_kernels.json")
 SMALL = 100  # most elements of a constant that a shape computation reads on the CPU
@@ -97,7 +97,7 @@ def table() -> Tuple[str, Dict[Tuple[str, str], Dict[int, Kernels]]]:
 
 def placed(file: Path) -> Placement:
     """Place the nodes of an ONNX file. Raise ValueError if it is no protocol buffer, or OSError."""
-    graph = read(file)
+    graph = read_nodes(file)
     planner = _Planner(graph.opsets)
     planner.add(graph, outermost=True)
     return planner.finish()

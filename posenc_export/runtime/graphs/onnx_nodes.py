@@ -90,7 +90,7 @@ class Nodes:
     serialised: Dict[str, bytes] = field(default_factory=dict)  # ValueInfoProtos by name
 
 
-def read(path: Path) -> Nodes:
+def read_nodes(path: Path) -> Nodes:
     """Read the graph of a file. Raise ValueError if it is not a protocol buffer, or OSError."""
     return parsed(path.read_bytes())
 

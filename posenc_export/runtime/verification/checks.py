@@ -6,7 +6,7 @@ from typing import Callable, Dict, Mapping, Optional
 
 from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.rules import graph_file
-from posenc_export.runtime.graphs.onnx_nodes import read
+from posenc_export.runtime.graphs.onnx_nodes import read_nodes
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.verification import indices, proof
 from posenc_export.runtime.verification.conformance import geometry, suite
@@ -23,7 +23,7 @@ def numbers(folder: Path, model: Model, say: Progress = silent) -> Check:
         why = "no digests: a torch program, or an artefact that was not verified when exported"
         return Check(0, "numbers", skipped={file: why})
     try:
-        constants = Constants(read(folder / file), folder)
+        constants = Constants(read_nodes(folder / file), folder)
         digests = digests_of(constants)
     except ValueError as error:
         return Check(0, "numbers", failures={file: str(error)})

@@ -10,7 +10,14 @@ import numpy as np
 from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import graph_file
-from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Node, Nodes, element_of, read
+from posenc_export.runtime.graphs.onnx_nodes import (
+    TYPES,
+    Constant,
+    Node,
+    Nodes,
+    element_of,
+    read_nodes,
+)
 from posenc_export.runtime.graphs.onnx_parts import (
     constant,
     in_float32,
@@ -54,7 +61,7 @@ def float32_form(path: Path, manifest: Manifest) -> bytes:
     """Return the float32 form of model.onnx, serialised. Raise OSError, or ValueError if it is no
     model.
     """
-    graph = read(path)
+    graph = read_nodes(path)
     ends = {name for state in manifest.states for name in (state.past, state.present)}
     if manifest.dtype in HALF:
         graph = widened(graph, ends)

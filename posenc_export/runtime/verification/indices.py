@@ -53,7 +53,7 @@ def check(folder: Path, model: Model, log: Optional[Path] = None) -> Check:
 def _part(folder: Path, manifest: Manifest, findings: Findings) -> Optional[IntegerPart]:
     """Return the integer part of a graph, or None and why one of torch is not read."""
     if not manifest.in_torch:
-        return integer_part(onnx_nodes.read(folder / "model.onnx"))
+        return integer_part(onnx_nodes.read_nodes(folder / "model.onnx"))
     from posenc_export.runtime.verification import claims, solver, torch_graph
 
     try:

@@ -13,7 +13,7 @@ from posenc_export.models.pretrained import from_pretrained
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime import load
 from posenc_export.runtime.graphs import cuda, cuda_placement, ort_options
-from posenc_export.runtime.graphs.onnx_nodes import Node, read
+from posenc_export.runtime.graphs.onnx_nodes import Node, read_nodes
 from tests.cases import combinations
 from tests.traces import exported, sources
 
@@ -50,7 +50,7 @@ def rows_on_cuda(
 
 def rows_of(folder: Path) -> Tuple[Dict[str, Any], Node]:
     """Return codes, scales and zero points of the token table, and the node that reads them."""
-    graph = read(folder / "model.onnx")
+    graph = read_nodes(folder / "model.onnx")
     makers = {output: node for node in graph.nodes for output in node.outputs}
     (node,) = [node for node in graph.nodes if node.operator == ROWS]
 
@@ -98,7 +98,7 @@ def test_a_cuda_kernel_takes_every_node_with_scales_in_the_dtype_of_activations(
     folder = tmp_path / "made"
     how = {"weights": weights, "dtype": dtype, "verify": "quick"}
     manifest = export(sources(tied(48)), "ort-cuda", folder, **how)  # type: ignore[arg-type]
-    graph, placed = read(folder / "model.onnx"), cuda_placement.placed(folder / "model.onnx")
+    graph, placed = read_nodes(folder / "model.onnx"), cuda_placement.placed(folder / "model.onnx")
     assert placed.runs and placed.captured and not placed.copied
     assert "DequantizeLinear" not in manifest.operators and manifest.weights.activations == dtype
     nodes = [node for node in graph.nodes if node.operator in ("MatMulNBits", ROWS)]

@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 from posenc_export.export import export
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime.graphs import onnx_parts
-from posenc_export.runtime.graphs.onnx_nodes import read
+from posenc_export.runtime.graphs.onnx_nodes import read_nodes
 from tests.soak.steps import resident
 from tests.traces import sources
 
@@ -27,7 +27,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_constants_are_those_that_onnx_reads(folder: Path) -> None:
-    graph, stored = read(folder / "model.onnx"), onnx.load(folder / "model.onnx").graph.initializer
+    graph = read_nodes(folder / "model.onnx")
+    stored = onnx.load(folder / "model.onnx").graph.initializer
     assert list(graph.constants) == [tensor.name for tensor in stored]
     for tensor in stored:
         numbers = graph.constants[tensor.name].array(folder)
@@ -36,7 +37,7 @@ def test_constants_are_those_that_onnx_reads(folder: Path) -> None:
 
 def test_attributes_are_those_that_onnx_reads(folder: Path) -> None:
     for node, stored in zip(
-        read(folder / "model.onnx").nodes,
+        read_nodes(folder / "model.onnx").nodes,
         onnx.load(folder / "model.onnx").graph.node,
         strict=True,
     ):
@@ -50,7 +51,7 @@ def test_attributes_are_those_that_onnx_reads(folder: Path) -> None:
 
 
 def test_a_graph_that_is_written_again_is_equal(folder: Path) -> None:
-    graph = read(folder / "model.onnx")
+    graph = read_nodes(folder / "model.onnx")
     content = onnx_parts.serialised(graph, graph.nodes, graph.outputs, tuple(graph.inputs))
     before, after = onnx.load(folder / "model.onnx"), onnx.load_from_string(content)
     onnx.load_external_data_for_model(after, str(folder))
@@ -78,7 +79,7 @@ def test_packed_numbers_are_those_that_onnx_reads(element: str, tmp_path: Path) 
     outputs = [helper.make_tensor_value_info("y", kind, [3])]
     model = helper.make_model(helper.make_graph([node], "g", [], outputs, [raw]))
     onnx.save(model, tmp_path / "model.onnx")
-    numbers = read(tmp_path / "model.onnx").constants["x"].array(tmp_path)
+    numbers = read_nodes(tmp_path / "model.onnx").constants["x"].array(tmp_path)
     np.testing.assert_array_equal(numbers.astype(np.float32), [1.0, 7.0, 2.0])
 
 
@@ -90,7 +91,7 @@ def test_a_changed_attribute_is_what_onnx_runtime_runs(tmp_path: Path) -> None:
         helper.make_graph([node], "g", [x], [y]), opset_imports=[helper.make_opsetid("", 23)]
     )
     onnx.save(model, tmp_path / "model.onnx")
-    graph = read(tmp_path / "model.onnx")
+    graph = read_nodes(tmp_path / "model.onnx")
     changed = onnx_parts.with_attribute(graph.nodes[0], "axis", -1)
     session = onnx_parts.opened(onnx_parts.serialised(graph, [changed], ["y"]), tmp_path)
     fed = np.ones((3, 2), np.float32)
@@ -98,7 +99,7 @@ def test_a_changed_attribute_is_what_onnx_runtime_runs(tmp_path: Path) -> None:
 
 
 def test_a_part_that_is_cut_out_computes_its_values_from_free_inputs(folder: Path) -> None:
-    graph = read(folder / "model.onnx")
+    graph = read_nodes(folder / "model.onnx")
     node = next(node for node in graph.nodes if node.operator in ("MatMul", "MatMulNBits"))
     nodes, free = [*onnx_parts.constant_nodes(graph), node], {node.inputs[0]: "float"}
     content = onnx_parts.serialised(graph, nodes, node.outputs, free=free)

@@ -16,7 +16,7 @@ from posenc_export.runtime import load, verify
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.graphs import kernel_library, onnx_parts
-from posenc_export.runtime.graphs.onnx_nodes import Node, read
+from posenc_export.runtime.graphs.onnx_nodes import Node, read_nodes
 from posenc_export.runtime.graphs.ort_options import session_options
 from posenc_export.runtime.verification import checks
 from posenc_export.runtime.verification.conformance import geometry, suite, trial
@@ -149,7 +149,7 @@ def test_a_kernel_alone_is_the_one_that_runs_in_the_artefact(
 
 def altered(folder: Path, other: Path, change: Callable[[Node], Node]) -> geometry.Kernels:
     """Return the kernels of an artefact whose first MatMulNBits was changed."""
-    graph = read(folder / "model.onnx")
+    graph = read_nodes(folder / "model.onnx")
     at = next(n for n, node in enumerate(graph.nodes) if node.operator == "MatMulNBits")
     nodes = [change(node) if n == at else node for n, node in enumerate(graph.nodes)]
     content = onnx_parts.serialised(graph, nodes, graph.outputs, tuple(graph.inputs))

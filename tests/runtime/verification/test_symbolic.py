@@ -56,7 +56,7 @@ def number(entry: Any) -> Any:
 def entries(model: onnx.ModelProto, folder: Path) -> np.ndarray:
     """Return the entries of the first output of a model without inputs, as translated."""
     (folder / "model.onnx").write_bytes(model.SerializeToString())
-    nodes = onnx_nodes.read(folder / "model.onnx")
+    nodes = onnx_nodes.read_nodes(folder / "model.onnx")
     values = Translation({}, nodes.constants, folder, (), Solver(), OPERATORS)
     values.run(nodes.nodes)
     result = values.get(model.graph.output[0].name)

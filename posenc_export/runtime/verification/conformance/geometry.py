@@ -71,7 +71,7 @@ class Graph:
     """The nodes and constants of the graph of an artefact, without subgraphs."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        part = integer_part(onnx_nodes.read(folder / "model.onnx"))
+        part = integer_part(onnx_nodes.read_nodes(folder / "model.onnx"))
         self.nodes, self.folder, self.manifest = part.graph, folder, manifest
         pairs = ((output, node) for node in self.nodes.nodes for output in node.outputs)
         self.makers: Dict[str, Node] = dict(pairs)
