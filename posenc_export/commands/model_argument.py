@@ -232,7 +232,7 @@ def imported(where: str, text: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     rule = f"{where}: expected a module {place} that can be imported"
-    with explained(rule, "run the command where it can be imported", ImportError):
+    with explained(rule, "run the command in its folder, or set PYTHONPATH", ImportError):
         module = importlib.import_module(place)
     value: Any = getattr(module, name, None)
     if not isinstance(value, torch.nn.Module) and _needs_nothing(value):
@@ -240,6 +240,7 @@ def imported(where: str, text: str) -> Any:
     if not isinstance(value, tuple) and (isinstance(value, type) or not callable(value)):
         names = [n for n, v in vars(module).items() if callable(v) and not isinstance(v, type)]
         got, rule = repr(value), f"a model or a function without arguments in {place}"
+        rule += f", such as {', '.join(names)}" if names else ""
         got = got if hasattr(module, name) else f"no name {name}"
         raise refusal(where, rule, got, suggestion(name, names))
     return value

@@ -353,8 +353,8 @@ def _converted(array: np.ndarray, value: Value, first: int) -> np.ndarray:
         raise expected(rule, got, remedy)
     if array.ndim != len(axes) or array.shape[2 - first :] != value.axes[2:]:
         remedy = f"pass an array with {len(axes)} axes and the sizes of the model"
-        if array.ndim == len(axes) - 1 and not first:
-            remedy = "add an axis of rows, as in inputs[None]"
+        if array.ndim == len(axes) - 1:
+            remedy = "pass a list of rows" if first else "add an axis of rows, as in inputs[None]"
         rule = f"{of_rows}{value.name} of shape {list(axes)}"
         raise expected(rule, list(array.shape), remedy)
     return array.astype(dtype, copy=False)
