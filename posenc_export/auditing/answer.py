@@ -54,6 +54,7 @@ CAUSES = {
 OTHERS = 0.02  # part of right tokens that may be beyond a threshold, right by chance
 WRITTEN = "verdict sentence cause cells inputs unreached claims loss".split()  # as JSON
 SMALL = 2e-2  # largest error that rounding to half precision explains
+SUDDEN = 30  # times the error of the token before, of the first wrong one
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,9 @@ def _cause(
         return "half precision" if errors.max() < SMALL else "everywhere"
     if edge := _at_edge(first, edges):
         return edge
-    if errors.max() < SMALL:
+    before = group["error"][group["index"] == first - 1].max(initial=0.0)
+    begins = errors[index == first].max(initial=0.0) > SUDDEN * before  # angles lose gradually
+    if errors.max() < SMALL and not begins:
         return "angles"
     return "attention" if first <= 2 else "position"
 

@@ -75,3 +75,11 @@ def test_a_cause_is_said_only_of_what_was_observed(features: Dict[str, int], cau
     infinite = table(*kinds)
     infinite.columns["error"][:30] = np.inf
     assert answer(infinite, np.full(60, 1e-5), {}).cause == "not finite"
+
+
+@pytest.mark.parametrize("cause", ["angles", "position"])
+def test_small_errors_are_of_angles_if_they_grow_gradually(cause: str) -> None:
+    seen = table((16, 30, PLAIN))
+    error = 1e-6 * (1 + seen.columns["index"])
+    seen.columns["error"] = np.where(cause == "angles" or error < 1.65e-5, error, 8e-4)
+    assert answer(seen, np.full(30, 1.65e-5), {}).cause == cause
