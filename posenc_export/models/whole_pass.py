@@ -71,9 +71,12 @@ def encodings_in(model: Any) -> List[PositionEncoding]:
 
 
 def foreign_encodings(model: Any) -> List[PositionEncoding]:
-    """Return the encodings of a model whose classes are those of other packages, by layer."""
+    """Return the encodings of a model that its description names and whose classes are those of
+    other packages, by layer.
+    """
     parts = [part for encoding in encodings_in(model) for part in parts_of(encoding)]
-    return [part for part in parts if type(part).__module__.partition(".")[0] != PACKAGE]
+    named = [part for part in parts if part.built[0]]
+    return [part for part in named if type(part).__module__.partition(".")[0] != PACKAGE]
 
 
 def check_dtype(model: Any) -> None:
