@@ -374,6 +374,7 @@ OPERATORS: Dict[str, Writer] = {
     "div": _divided,
     "clamp": _clamped,
     "log1p": lambda p, a, y: p.node("Log", p.node("Add", a["self"], p.cast(1.0, y.dtype))),
+    "pow": _direct("Pow ~self ~exponent"),
     "linear": lambda p, a, y: p.node("Gemm", a["input"], a["weight"], a.get("bias"), transB=1),
     "zeros": lambda p, a, y: _filled(p, p.sizes(a["size"]), 0, y),
     "zeros_like": lambda p, a, y: _filled(p, p.node("Shape", a["self"]), 0, y),
