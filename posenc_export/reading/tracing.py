@@ -51,10 +51,13 @@ FIXED = (
 DATA = ("data-dependent", "Could not extract specialized integer")
 # What a trace may need.
 RECURRENT = "recurrences as one operation with a state"
+HASHED = "the length as key of a dict"
 MIXED = "branches on mask.any() and mask.all() as for a mixed mask"
 JOINED = "traces of several sizes joined"
 STRICT = "traced by torch.export's strict mode"
-WAYS: List[List[str]] = [[RECURRENT], [], [MIXED], [JOINED], [MIXED, JOINED], [STRICT]]  # in turn
+WAYS: List[List[str]] = [  # in turn
+    [RECURRENT], [], [HASHED], [MIXED], [JOINED], [MIXED, JOINED], [STRICT]
+]  # fmt: skip
 
 
 @contextmanager
@@ -74,6 +77,11 @@ def _any_is_true() -> Iterator[None]:
 
                 stack.enter_context(mock.patch.object(owner, name, reduced))
         yield
+
+
+def _hashed(size: torch.SymInt) -> int:
+    """Hash a size of a trace, as a key of a dict of that trace alone."""
+    return hash((id(getattr(size.node, "shape_env", None)), size.node.expr))
 
 
 LOOPS = (
@@ -220,9 +228,11 @@ def exported(plain: OneTensor, x: Tensor, most: int) -> Tuple[ExportedProgram, L
     The example is as long as it can be, so that no branch for short lengths is taken.
     """
     first: Optional[Refused] = None
-    of_data = False
+    of_data, unhashable = False, False
     for used in WAYS:
         if (MIXED in used and not of_data) or (STRICT in used and of_data):
+            continue
+        if HASHED in used and not unhashable:
             continue
         try:
             return _attempt(plain, x, most, used), used
@@ -230,6 +240,7 @@ def exported(plain: OneTensor, x: Tensor, most: int) -> Tuple[ExportedProgram, L
             if used != [RECURRENT]:  # others say it again
                 first = first or error
                 of_data |= any(word in str(error.__cause__) for word in DATA)
+                unhashable |= "unhashable type" in str(error.__cause__)
                 if LOOPS in str(first):
                     break
     raise first or AssertionError("one way traces the module as it is")
@@ -250,6 +261,8 @@ def _attempt(plain: OneTensor, x: Tensor, most: int, used: List[str]) -> Exporte
     with quiet(), ExitStack() as stack, _fixed_sizes(copied) as fixed:
         if MIXED in used:
             stack.enter_context(_any_is_true())
+        if HASHED in used:
+            stack.enter_context(mock.patch.object(torch.SymInt, "__hash__", _hashed))
         for owner, name, by in (
             (nn.functional, "scaled_dot_product_attention", attention),
             (torch, "baddbmm", added_products),

@@ -46,10 +46,12 @@ def _shown(node: Node) -> Optional[Node]:
 
 
 def _function(target: Any) -> Any:
-    """Return the function of an operator that writes, such as add.Tensor of add_.Tensor, if any."""
+    """Return the function of an operator that writes, such as add.Tensor of add_.Tensor, or
+    __or__.Tensor of __ior__.Tensor, if any.
+    """
     name, overload = target._schema.name.split("::")[1], target._overloadname
-    packet = getattr(aten, name.removesuffix("_"), None)
-    return getattr(packet, overload, None) if name.endswith("_") else None
+    plain = name.replace("__i", "__") if name.startswith("__i") else name.removesuffix("_")
+    return getattr(getattr(aten, plain, None), overload, None) if plain != name else None
 
 
 def _write(node: Node, memory: Memory) -> bool:

@@ -32,6 +32,13 @@ def a_part_and_what_it_is_a_part_of(x: Tensor) -> Tensor:
     return part + y * y[1]
 
 
+def a_mask(x: Tensor) -> Tensor:
+    y = x > 0
+    y |= x < -1
+    y &= x < 2
+    return x.masked_fill(y, 0.0)
+
+
 def parts_of_new_memory(x: Tensor) -> Tensor:
     y = x.new_zeros(4, 8)
     y[:, :5], y[:, 5:] = x, x[:, :3]
@@ -64,6 +71,7 @@ REPLACED = (
     part_of_a_part,
     a_part_that_is_read_again,
     a_part_and_what_it_is_a_part_of,
+    a_mask,
     parts_of_new_memory,
     one_of_several_results,
 )
