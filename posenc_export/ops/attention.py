@@ -105,8 +105,11 @@ def attend(
         mask = torch.cat((sink, mask.expand(-1, q.size(2), -1, -1)), dim=3)  # [B,H,S,1+T]
         keys = torch.nn.functional.pad(keys, [0, 0, 1, 0])
         values = torch.nn.functional.pad(values, [0, 0, 1, 0])
-    if softcap > 0:
-        scores = softcap * torch.tanh(products(q, keys) * (scale / softcap))
+    # torch.export cannot trace the fused operator with a key more and values of another size.
+    apart = sinks is not None and keys.size(3) != values.size(3)
+    if softcap > 0 or apart:
+        scores = products(q, keys) * (scale / softcap if softcap > 0 else scale)
+        scores = softcap * torch.tanh(scores) if softcap > 0 else scores
         nothing = mask.amax(dim=-1, keepdim=True).eq(float("-inf"))
         weights = attention_weights(scores, mask).masked_fill(nothing, 0.0)
         return weighted_values(weights, values).to(dtype)

@@ -132,6 +132,7 @@ MODELS: Dict[str, Any] = {
     "chunk": (_kinds(sees={"name": "chunk", "size": 7}), 3),
     "softcap": (_kinds(softcap=0.3), 3),
     "sinks": (_kinds(sinks=True), 3),
+    "sinks beside smaller values": (_kinds(sinks=True, encodings=(VARIANTS["pope"],)), 3),
     "all of them": (
         _kinds(sinks=True, softcap=0.3, sees=WINDOW, encodings=(ROPE, ALIBI), scale=0.5), 3),
     "temperature beside a rotation": (_kinds(encodings=(ROPE, VARIANTS["logn-steps"])), 3),
@@ -141,7 +142,7 @@ MODELS: Dict[str, Any] = {
 }  # fmt: skip
 QUICK = [
     ("all of them", "ort"), ("all of them", "torchscript"), ("chunk", "torchscript"),
-    ("near", "torchscript"),
+    ("near", "torchscript"), ("sinks beside smaller values", "pt2"),
 ]  # fmt: skip
 
 
