@@ -240,7 +240,6 @@ def imported(where: str, text: str) -> Any:
     if not isinstance(value, tuple) and (isinstance(value, type) or not callable(value)):
         names = [n for n, v in vars(module).items() if callable(v) and not isinstance(v, type)]
         got, rule = repr(value), f"a model or a function without arguments in {place}"
-        rule += f", such as {', '.join(names)}" if names else ""
         got = got if hasattr(module, name) else f"no name {name}"
         raise refusal(where, rule, got, suggestion(name, names))
     return value

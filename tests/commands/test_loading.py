@@ -80,11 +80,11 @@ def test_an_interrupted_export_leaves_nothing(
         begun.extend(_inside(folder))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(artefact, "check", interrupted)
+    monkeypatch.setattr(artefact, "check_written", interrupted)
     command = ["generate", str(checkpoints / "folder"), *CONTINUED]
     assert main(command) == 130
     assert "model.onnx" in begun and _inside(cache) == []
-    monkeypatch.setattr(artefact, "check", check)
+    monkeypatch.setattr(artefact, "check_written", check)
     assert main(command) == 0 and len(_inside(cache)) == 1
 
 

@@ -417,7 +417,7 @@ def test_swapped_weights_of_layers_are_found_before_anything_is_written(
         _swapped(reading)
         return reading
 
-    monkeypatch.setattr(reader, "read", read)
+    monkeypatch.setattr(reader, "read_module", read)
     with pytest.raises(VerificationError, match="at 'oracle, "):
         export(seeded("trained positions"), "onnx", tmp_path / "artefact", max_positions=POSITIONS)
     assert not list(tmp_path.iterdir())
