@@ -31,6 +31,7 @@ SUMMARY = (
     ("model", "openvino on rope-onnx-mask", "OpenVINO", "float32"),
     ("bits", "transformers", "transformers, eager PyTorch", "float32"),
     ("bits", "llama.cpp", "llama.cpp, float32", "float32"),
+    ("bits", "rope-ort", "target `ort`, float32", "float32"),
     ("bits", "llama.cpp-q8_0", "llama.cpp, Q8_0", ""),
     ("bits", "llama.cpp-q4_0", "llama.cpp, Q4_0", ""),
     ("bits", "rope-ort-int8", "target `ort`, `int8`", "int8"),
