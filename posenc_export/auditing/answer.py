@@ -22,13 +22,13 @@ COLUMNS = (
 )  # fmt: skip
 # What distinguishes a call from one full pass of a row alone from position 0, in the order in which
 # causes are looked for: a column of which more than a number says so, words for such calls in a
-# sentence ("calls that ..."), and in a legend.
+# sentence ("calls that ...").
 FEATURES = {
-    "row": ("rows", 1, "have several rows", "several rows"),
-    "cache": ("before", 0, "read a cache", "cache"),
-    "behind": ("behind", 0, "have padding behind the tokens", "padding behind"),
-    "padding": ("padding", 0, "have padding before the tokens", "padding before"),
-    "offset": ("start", 0, "do not start at position 0", "another start"),
+    "row": ("rows", 1, "have several rows"),
+    "cache": ("before", 0, "read a cache"),
+    "behind": ("behind", 0, "have padding behind the tokens"),
+    "padding": ("padding", 0, "have padding before the tokens"),
+    "offset": ("start", 0, "do not start at position 0"),
 }
 # Causes, by the feature that all wrong calls have; without one, by the first wrong token.
 CAUSES = {

@@ -42,7 +42,8 @@ LARGEST = 1 << 30  # numbers of the outputs of one call
 # Allowed error per position: of angles that are computed in float32, as most libraries do.
 ANGLES = 4 * numerics.UNIT_ROUNDOFF["float32"]
 SHIFTS = (1, 2)  # of positions that are tried
-SHOWN = ("S", "P", "padding", "start", "column")  # of the call of a counterexample
+# What is shown of the call of a counterexample, in words.
+SHOWN = {"S": "new tokens", "P": "cached tokens", "padding": "padding", "start": "start"}
 STATUS = ("proved", "refuted", "not proved")  # of claims
 SHORT, NAMING = 8, 48  # tokens of sequences from which a fault is named
 
@@ -299,8 +300,8 @@ class Auditor:
         by = {status: [c for c in claims if c.status == status] for status in STATUS}
         if refuted := by["refuted"]:
             first, call = refuted[0], refuted[0].call
-            sizes = ", ".join(f"{name} {call[name]}" for name in SHOWN if call[name])
-            where = f"in the call of {sizes}, {first.text}"
+            sizes = ", ".join(f"{words} {call[n]}" for n, words in SHOWN.items() if call[n])
+            where = f"in the call with {sizes}, {first.text}"
             if verdict == "wrong":
                 return verdict, f"{sentence}; the smallest wrong call: {where}", cause
             of_mask = first.name.startswith("keys")

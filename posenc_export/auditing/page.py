@@ -4,15 +4,16 @@ import base64
 import html
 import io
 from dataclasses import asdict
-from typing import Any, Dict, List, Sequence
+from typing import Any, List, Sequence
 
 import numpy as np
 
-from posenc_export.auditing.answer import FEATURES, Audit, features_of
+from posenc_export.auditing.answer import Audit
 
 STYLE = """body { font: 15px/1.5 system-ui, sans-serif; max-width: 66rem; margin: 2rem auto;
 padding: 0 1rem } .sentence { font-size: 1.3rem; font-weight: 600 } img { width: 100% }
-table { border-collapse: collapse } td:first-child { white-space: nowrap }
+table { border-collapse: collapse; display: block; overflow-x: auto }
+td:first-child { white-space: nowrap }
 td, th { padding: .2rem .7rem; text-align: left; border-bottom: 1px solid #d8dee4 }
 .wrong, .refused { color: #b3261e }
 pre { overflow: auto; max-height: 30rem; background: #f6f8fa; padding: 1rem }"""
@@ -63,31 +64,26 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _chart(audit: Audit) -> str:
-    """Return the largest error at each position, for each kind of call, as SVG in base64."""
+    """Return the largest right and the largest wrong error at each position, as SVG in base64."""
     from matplotlib.figure import Figure
 
-    columns = audit.observed.columns
+    columns, limit = audit.observed.columns, {cell.name: cell.tolerance for cell in audit.cells}
+    limits = np.asarray([limit.get(name, 0.0) for name in audit.observed.names])
+    positions, errors = columns["start"] + columns["index"], columns["error"].clip(LEAST, 10.0)
+    wrong = ~(columns["error"] <= limits[columns["cell"].astype(int)])
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes: Any = figure.subplots()
-    kinds = list(zip(*features_of(columns).values(), strict=True))
-    by_kind: Dict[Any, List[int]] = {}
-    for index, kind in enumerate(kinds):
-        by_kind.setdefault(kind, []).append(index)
-    positions = columns["start"] + columns["index"]
-    for kind, tokens in sorted(by_kind.items(), key=lambda item: sum(item[0])):
-        words = [words for (*_, words), has in zip(FEATURES.values(), kind, strict=True) if has]
-        at, errors = positions[tokens], columns["error"][tokens]
-        drawn = np.unique(at)
-        largest = [min(max(errors[at == position].max(), LEAST), 10.0) for position in drawn]
-        axes.plot(drawn, largest, ".", label=" + ".join(words) or "one row, one call")
+    for of, label, colour in ((~wrong, "right", "#0072b2"), (wrong, "wrong", "#b3261e")):
+        at = np.unique(positions[of])
+        largest = [errors[of & (positions == position)].max() for position in at]
+        axes.plot(at, largest, ".", label=label, color=colour)
     axes.set(xlabel="position (logarithmic)", ylabel="error (logarithmic)", yscale="log")
     axes.set_xscale("symlog")
     axes.set_xlim(left=-0.5)
     axes.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
-    limits = [cell.tolerance for cell in audit.cells if cell.tolerance]
-    if limits:
-        axes.axhline(min(limits), color="black", lw=0.8, ls="--", label="tolerance")
-    figure.legend(fontsize="x-small", ncols=4, loc="outside upper center", frameon=False)
+    for tolerance in [min(limits[limits > 0])] if limits.any() else []:
+        axes.axhline(tolerance, color="black", lw=0.8, ls="--", label="tolerance")
+    figure.legend(fontsize="small", ncols=3, loc="outside upper center", frameon=False)
     stream = io.BytesIO()
     figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
     return base64.b64encode(stream.getvalue()).decode()
