@@ -1,7 +1,7 @@
 """Certificates: errors measured on an artefact, and whether they are within tolerance."""
 
 import itertools
-from typing import Annotated, Any, Dict, Literal, Mapping, Optional, TypedDict
+from typing import Annotated, Any, Dict, Literal, Mapping, NotRequired, Optional, TypedDict
 
 from msgspec import Meta, Struct, structs
 
@@ -36,8 +36,11 @@ class Check(Struct, frozen=True, forbid_unknown_fields=True):
         structs.force_setattr(self, "failures", kept)
 
 
-class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
-    """Errors measured on an artefact."""
+CHECKS = Annotated[Dict[Text, Check], Meta(max_length=16)]  # by name
+
+
+class Proof(TypedDict):
+    """Errors measured on an artefact, as `verify` returns and a manifest stores them."""
 
     passed: bool  # whether all errors are within their tolerances
     # Bound of the errors, relative to the largest output; that of the float32 form if the artefact
@@ -48,31 +51,16 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     machine: Annotated[str, Meta(max_length=256)]
     # Error by name of a cell of the grid (numerics.cell_error).
     cells: Annotated[Dict[str, Finite], Meta(min_length=1, max_length=65536)]
-    against: Text = ""  # the oracle that the module was compared with
+    against: NotRequired[Text]  # the oracle that the module was compared with
     # Tolerances of cells that differ from `tolerance`, such as FINITE for those as exported.
-    bounds: Annotated[Dict[str, Finite], Meta(max_length=65536)] = {}
+    bounds: NotRequired[Annotated[Dict[str, Finite], Meta(max_length=65536)]]
     # By name of a cell, the message of the graph that failed in it.
-    failures: Annotated[Dict[str, str], Meta(max_length=65536)] = {}
+    failures: NotRequired[Annotated[Dict[str, str], Meta(max_length=65536)]]
     # "quick" has one scenario of each kind of call (verification.scenarios.Level).
-    grid: Literal["whole", "quick"] = "whole"
+    grid: NotRequired[Literal["whole", "quick"]]
     # Edges of the model that no cell reached, with the reason.
-    unreached: Annotated[Dict[Printable, Printable], Meta(max_length=256)] = {}
-    checks: Annotated[Dict[Text, Check], Meta(max_length=16)] = {}  # beside the grid, by name
-
-
-class Proof(TypedDict):
-    """A certificate as returned by `verify`; see Certificate for the fields."""
-
-    passed: bool
-    tolerance: float
-    provider: str
-    machine: str
-    cells: Dict[str, float]
-    bounds: Dict[str, float]
-    failures: Dict[str, str]
-    grid: str
-    unreached: Dict[str, str]
-    checks: Dict[str, Dict[str, Any]]  # Check as plain data
+    unreached: NotRequired[Annotated[Dict[Printable, Printable], Meta(max_length=256)]]
+    checks: NotRequired[Dict[str, Dict[str, Any]]]  # beside the grid, CHECKS as plain data
 
 
 def format_worst_error(error: float) -> str:

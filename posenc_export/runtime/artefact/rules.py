@@ -8,7 +8,7 @@ import msgspec
 
 from posenc_export.runtime.artefact import graph_inputs
 from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS
-from posenc_export.runtime.artefact.certificate import Certificate
+from posenc_export.runtime.artefact.certificate import CHECKS, Proof
 from posenc_export.runtime.artefact.graph_inputs import (
     HIDDEN,
     KEYS_AND_VALUES,
@@ -72,7 +72,8 @@ def check(manifest: Manifest) -> None:
     _check_files(manifest)
     for certificate in (manifest.certificate, *manifest.proofs):
         if certificate is not None:
-            msgspec.convert(certificate, Certificate)
+            msgspec.convert(certificate, Proof)
+            msgspec.convert(certificate.get("checks", {}), CHECKS)
 
 
 def check_graph(manifest: Manifest, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
