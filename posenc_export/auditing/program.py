@@ -140,7 +140,7 @@ def _checked(path: Path) -> Tuple[Any, bool]:
         with path.open("rb") as stream, silent:
             entries = archive.read_checked(stream, script_archive.is_tensor, compressed=True)
             if exported := any(name.endswith(f"/{pt2_archive.PROGRAM}") for name in entries):
-                read = io.BytesIO(archive.packed(pt2_archive.of_others(entries)))
+                read = io.BytesIO(archive.packed(pt2_archive.without_places(entries)))
                 return torch.export.load(read), exported
             read = io.BytesIO(archive.packed(script_archive.checked(entries)))
             loaded: Any = torch.jit.load(read)

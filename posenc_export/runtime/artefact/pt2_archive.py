@@ -63,21 +63,13 @@ class Nesting(msgspec.Struct, forbid_unknown_fields=True):
     children_spec: List["Nesting"]
 
 
-def stripped(entries: Dict[str, bytes]) -> Dict[str, bytes]:
-    """Remove sample inputs and guards, which loading would unpickle and execute."""
-    root = _root(entries)
-    program = json.loads(entries[root + PROGRAM])
-    program["guards_code"] = []
-    return {**entries, root + SAMPLES: b"", root + PROGRAM: json.dumps(program).encode()}
-
-
-def of_others(entries: Mapping[str, bytes]) -> Dict[str, bytes]:
-    """Return an archive that another exporter wrote without what running it does not need: what
-    `stripped` removes, places in source files, and files that were packed with it. Raise ValueError
-    unless `check` accepts it.
+def without_places(entries: Mapping[str, bytes]) -> Dict[str, bytes]:
+    """Return an archive without what running it does not need: sample inputs and guards, which
+    loading would unpickle and execute, places in source files, and files that were packed with it.
+    Raise ValueError unless `check` accepts it.
     """
     root = _root(entries)
-    program = _parsed(PROGRAM, entries.get(root + PROGRAM, b""), _without_places)
+    program = _parsed(PROGRAM, entries.get(root + PROGRAM, b""), _without_metadata)
     if isinstance(program, dict):
         program["guards_code"] = []
     kept = {n: part for n, part in entries.items() if not n.startswith(f"{root}extra/")}
@@ -86,7 +78,7 @@ def of_others(entries: Mapping[str, bytes]) -> Dict[str, bytes]:
     return kept
 
 
-def _without_places(part: Dict[str, Any]) -> Dict[str, Any]:
+def _without_metadata(part: Dict[str, Any]) -> Dict[str, Any]:
     """Remove the metadata of a node and of the program."""
     return {**part, "metadata": {}} if {"target", "module_call_graph"} & part.keys() else part
 
