@@ -1,4 +1,6 @@
-"""Reader of checkpoint folders of transformers. Tensors are mapped and read one at a time."""
+"""Reader of checkpoint folders of transformers. Tensors are mapped and read one at a time. Pickles
+of torch.save are not read, whatever they hold.
+"""
 
 import math
 from contextlib import ExitStack
@@ -7,17 +9,19 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from posenc_export.models.folder_files import AGAIN, WHERE, content, inside
 from posenc_export.models.packed import PackedTensor, Source, unpacked
-from posenc_export.models.tensor_files import CONVERT, SUFFIX, SafetensorsFile
 from posenc_export.models.weight_blocks import Matrix
-from posenc_export.shared.foreign import json_of
+from posenc_export.shared.foreign import brief, json_of
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import download
 
-WHOLE, SHARDED = "model.safetensors", "model.safetensors.index.json"
+SUFFIX = ".safetensors"
+WHOLE, SHARDED = f"model{SUFFIX}", f"model{SUFFIX}.index.json"
+CONVERT = "write them with safetensors.torch.save_file, or with save_pretrained of transformers"
 TOKENIZER = "tokenizer.json"  # the file name of the tokenizers library
 GENERATION = "generation_config.json"
 # Files that accompany tokenizer.json: special tokens, chat template, generation.
@@ -28,6 +32,7 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     GENERATION,
 )
+DTYPES = ("F32", "F16", "BF16")
 BELONGS = "use the config.json that belongs to the weights"
 # transformers' name of the output head; a tied one may be saved as a copy of the token table.
 HEAD = "lm_head.weight"
@@ -39,6 +44,40 @@ WRAPPERS = {
     "_fsdp_wrapped_module": ("FSDP", "the whole model, gathered"),
     "base_model": ("peft", "model.merge_and_unload()"),
 }
+
+
+class SafetensorsFile:
+    """A .safetensors file. ValueError: as `inside`, or it cannot be read."""
+
+    def __init__(self, path: Path, opened: ExitStack) -> None:
+        self.path = inside(path)
+        try:
+            self._file: Any = opened.enter_context(safe_open(path, framework="pt"))
+        except SafetensorError as error:
+            rule = f"{path.name} to be a complete safetensors file"
+            raise refusal(WHERE, rule, f"an error ({brief(error)})", AGAIN) from None
+        if other := [name for name in self.names() if not name.isprintable()]:
+            rule = f"{path.name} to name tensors in printable characters"
+            raise refusal(WHERE, rule, f"{other[0]!r:.120}", AGAIN)
+
+    def names(self) -> List[str]:
+        return list(self._file.keys())
+
+    def shape(self, name: str) -> Tuple[int, ...]:
+        return tuple(self._file.get_slice(name).get_shape())
+
+    def raw(self, name: str) -> Tensor:
+        """Return a tensor in its own dtype, also after the checkpoint was closed."""
+        with safe_open(self.path, framework="pt") as file:
+            return file.get_tensor(name)
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a tensor as float32. ValueError: its dtype is not among DTYPES."""
+        dtype = self._file.get_slice(name).get_dtype()
+        if dtype not in DTYPES:
+            rule = "tensors in float32, float16 or bfloat16"
+            raise refusal(WHERE, rule, f"{dtype} in {name}", "save the model in one of these")
+        return self._file.get_tensor(name).float()
 
 
 class Checkpoint:
@@ -64,7 +103,7 @@ class Checkpoint:
         self._reading = Lock()
         with ExitStack() as opened:
             for path in _files(folder):
-                file = SafetensorsFile(inside(path), opened)
+                file = SafetensorsFile(path, opened)
                 for name in file.names():
                     if name in self._sources:
                         got = f"{name} in {self._sources[name][0].path.name} and {path.name}"

@@ -1,7 +1,7 @@
 """Trained byte-level decoders of Python source code, from the package posenc-export-presets."""
 
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Type, Union
+from typing import Any, Dict, List, Mapping, Tuple, Type, Union
 
 import torch
 from safetensors.torch import load_file
@@ -49,26 +49,22 @@ def load_preset(name: str) -> Stack:
         ValueError: an unknown preset, or weights that are not installed.
     """
     check_name("preset: expected name", name, PRESETS)
-    weights = weights_of(name)
-    if weights is None:
-        rule = "the package posenc-export-presets with its weights"
-        raise refusal(f"preset {name}", rule, "none", INSTALL)
-    model = Stack(PRESETS[name])
-    copy_weights(model, weights, name)
-    model.source = {"preset": name}
-    return model.eval()
-
-
-def weights_of(name: str) -> Optional[Dict[str, Tensor]]:
-    """Return the weights of a preset by parameter, float32; None if it is not installed."""
     folder = preset_folder(name)
     if folder is None:
-        return None
-    weights = graph_weights(folder / "model.onnx")
-    for key, value in load_file(folder.parent / FOLDED).items():
-        if key.startswith(f"{name}/"):
-            weights[key.removeprefix(f"{name}/")] = value
-    return weights
+        rule = "the package posenc-export-presets with its weights"
+        raise refusal(f"preset {name}", rule, "none", INSTALL)
+    weights, folded = graph_weights(folder / "model.onnx"), load_file(folder.parent / FOLDED)
+    weights |= {key.removeprefix(f"{name}/"): value for key, value in folded.items()}
+    model = Stack(PRESETS[name])
+    with torch.no_grad():
+        for names, parameter in named(model):
+            stored = next((key for key in names if key in weights), None)
+            if stored is None:
+                rule, got = "all parameters of the model", f"none for {names[0]}"
+                raise refusal(f"preset {name}", rule, got, INSTALL)
+            parameter.copy_(weights[stored])
+    model.source = {"preset": name}
+    return model.eval()
 
 
 def graph_weights(path: Path) -> Dict[str, Tensor]:
@@ -81,22 +77,6 @@ def graph_weights(path: Path) -> Dict[str, Tensor]:
         array = array.T if name.endswith(".T") else array
         weights[name.removesuffix(".T")] = torch.from_numpy(array.copy())
     return weights
-
-
-def copy_weights(model: Stack, weights: Mapping[str, Tensor], where: str) -> None:
-    """Copy weights by name of the parameter into `model`. A shared parameter has several names, one
-    of which is enough.
-
-    Raises:
-        ValueError: a parameter is missing.
-    """
-    with torch.no_grad():
-        for names, parameter in named(model):
-            stored = next((name for name in names if name in weights), None)
-            if stored is None:
-                rule, got = "all parameters of the model", f"none for {names[0]}"
-                raise refusal(f"weights {where}", rule, got, "train it again")
-            parameter.copy_(weights[stored])
 
 
 def named(model: Stack) -> List[Tuple[List[str], torch.nn.Parameter]]:

@@ -16,11 +16,10 @@ from posenc_export import export_model, ops
 from posenc_export.commands.cli import main
 from posenc_export.models import task_heads
 from posenc_export.models.by_transformers import Published, without_code
-from posenc_export.models.checkpoint import Checkpoint
+from posenc_export.models.checkpoint import Checkpoint, SafetensorsFile
 from posenc_export.models.parts.readout import First
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.models.replaced_layers import Chosen
-from posenc_export.models.tensor_files import SafetensorsFile
 from posenc_export.ops import experts
 from tests.cases import choice
 
