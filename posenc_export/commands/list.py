@@ -31,7 +31,8 @@ def run(options: argparse.Namespace) -> int:
         return _print_encoding(options)
     if options.what not in (None, *GROUPS):
         rule, got = f"one of {', '.join(GROUPS)} or an encoding", repr(options.what)
-        raise refusal("list", rule, got, suggestion(options.what, [*GROUPS, *KNOWN]))
+        near = suggestion(options.what, [*GROUPS, *KNOWN], "posenc list shows all names")
+        raise refusal("list", rule, got, near)
     rows = _rows(options.what)
     whole = options.what is None
     text = "\n\n".join(_text(name, group, shorten=whole) for name, group in rows.items())

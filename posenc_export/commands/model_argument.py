@@ -241,7 +241,7 @@ def imported(where: str, text: str) -> Any:
         names = [n for n, v in vars(module).items() if callable(v) and not isinstance(v, type)]
         got, rule = repr(value), f"a model or a function without arguments in {place}"
         got = got if hasattr(module, name) else f"no name {name}"
-        raise refusal(where, rule, got, suggestion(name, names))
+        raise refusal(where, rule, got, suggestion(name, names, "give the name of one"))
     return value
 
 

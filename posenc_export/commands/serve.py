@@ -103,7 +103,11 @@ def run(options: argparse.Namespace) -> int:
     )
     server = uvicorn.Server(config)
     options.say.close()
-    _announce(options, name, port, embeds)
+    routes = "embeddings, with /openapi.json and /health"
+    if not embeds:
+        talks = " and /v1/chat/completions" if app.state.service.chat.codec else ""
+        routes = f"completions{talks}, with /openapi.json, /health and /metrics"
+    _announce(options, name, port, routes)
     # uvicorn raises it again once everything is finished.
     signal.signal(signal.SIGTERM, lambda *_: None)
     server.run(sockets=[listening])
@@ -146,9 +150,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise refusal("serve", rule, got, "give another --host or --port") from None
 
 
-def _announce(options: argparse.Namespace, name: str, port: int, embeds: bool) -> None:
-    routes = "completions and /v1/chat/completions, with /openapi.json, /health and /metrics"
-    routes = "embeddings, with /openapi.json and /health" if embeds else routes
+def _announce(options: argparse.Namespace, name: str, port: int, routes: str) -> None:
     url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
     line = f"{name} at {url}/v1/{routes}; stop it with Ctrl-C"
     print(json.dumps({"model": name, "url": url}) if options.json else line, flush=True)

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.serve.access import Access
 from posenc_export.serve.requests import Refused, refused
+from posenc_export.shared.suggestion import suggestion
 from posenc_export.shared.version import VERSION
 
 MOST_BYTES = 1 << 20  # limit for the body of a request
@@ -122,19 +123,27 @@ def parsed(body: Union[bytes, bytearray], kind: Type[Asked]) -> Asked:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        errors = error.errors(include_url=False)
-        content: Any = None if errors[0]["type"] == "json_invalid" else from_json(body)
-        # Of the errors of all kinds that a value may be, the one that is deepest in the body.
-        where, first = max(((_where(content, e), e) for e in errors), key=lambda e: len(e[0]))
+        errors, remedy = error.errors(include_url=False), "/openapi.json lists the fields"
+        if errors[0]["type"] == "json_invalid":
+            got = f"{cut(body.decode(errors='replace'))} ({errors[0]['ctx']['error']})"
+            raise refused("body", "JSON", got, remedy) from None
+        content: Any = from_json(body)
+        # Of the errors of all kinds that a value may be, the one that is deepest in the body. A
+        # field is missing if its name is misspelled.
+        places = [(_where(content, e), e) for e in errors]
+        where, first = max(places, key=lambda e: (len(e[0]), e[1]["type"] != "missing"))
         rule, got = first["msg"].replace("Input should be", "expected"), cut(repr(first["input"]))
         if first["type"] == "missing":
             rule = "expected a value"
             holder = functools.reduce(lambda inside, at: inside[at], where[:-1], content)
             got = "null" if where[-1] in holder else "none"
-        rule = "expected no such field" if first["type"] == "extra_forbidden" else rule
+        if first["type"] == "extra_forbidden":
+            rule = "expected no such field"
+            near = suggestion(where[-1], kind.model_fields, "") if len(where) == 1 else ""
+            remedy = f"{near} {remedy}".strip()
         path = "".join(f"[{at}]" if isinstance(at, int) else f".{cut(at)}" for at in where)
         said = f"{path[1:] or 'body'}: {rule[0].lower()}{rule[1:]}, got {got}"
-        raise Refused(f"{said}; /openapi.json lists the fields") from None
+        raise Refused(f"{said}; {remedy}") from None
 
 
 def _where(content: Any, error: Any) -> List[Union[str, int]]:

@@ -7,7 +7,7 @@ from typing import Any, Dict, Literal, Mapping, Type, get_args, get_origin
 
 from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.refusal import refusal
-from posenc_export.shared.suggestion import suggestion
+from posenc_export.shared.suggestion import check_name, suggestion
 
 # Limits for floats and integers: float32 is infinite from 2^128 on, and sums of larger int64 may
 # overflow.
@@ -29,13 +29,10 @@ def parameters(
     """Return the constructor parameters of a registered class, by name, without `context` leading
     ones. kind: kind of part, for messages. Raise ValueError for an unknown name.
     """
-    if name not in classes:
-        near = suggestion(name, classes)
-        if len(classes) > MANY:
-            remedy = f"{near if near.startswith('did') else ''} posenc list shows all names".strip()
-            raise ValueError(f"{kind}: expected a known name, got {name!r}; {remedy}")
-        rule = f"name to be one of {', '.join(classes)}"
-        raise ValueError(f"{kind}: expected {rule}, got {name!r}; {near}")
+    if name not in classes and len(classes) > MANY:
+        remedy = f"{suggestion(name, classes, '')} posenc list shows all names".strip()
+        raise refusal(kind, "a known name", repr(name), remedy)
+    check_name(f"{kind}: expected name", name, classes)
     signature = inspect.signature(classes[name].__init__, eval_str=True)
     return dict(list(signature.parameters.items())[1 + context :])
 

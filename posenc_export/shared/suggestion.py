@@ -14,11 +14,13 @@ HUB = re.compile(
 CLOSE = 0.7  # ratio of difflib; 0.6, its default, takes cosin for swin
 
 
-def suggestion(name: object, names: Iterable[str]) -> str:
-    """Return the remedy for an unknown name: the closest of `names`, or to choose one."""
+def suggestion(name: object, names: Iterable[str], otherwise: str = "choose one of these") -> str:
+    """Return the remedy for an unknown name: the closest of `names`, or if none is close
+    `otherwise`, by default for messages that list them.
+    """
     known = {text.lower(): text for text in names}
     near = difflib.get_close_matches(str(name).lower(), known, 1, CLOSE)
-    return f"did you mean {known[near[0]]}?" if near else "choose one of these"
+    return f"did you mean {known[near[0]]}?" if near else otherwise
 
 
 def check_name(what: str, name: str, names: Collection[str]) -> None:

@@ -1,5 +1,6 @@
 """Fields of requests: what evaluation harnesses and clients of OpenAI's API send, and pages."""
 
+import json
 import re
 from typing import Any, Dict, Iterator, List, Tuple, get_type_hints
 
@@ -12,7 +13,7 @@ from posenc_export.runtime.artefact.chat_template import ChatCodec
 from posenc_export.runtime.artefact.tokenizer import ByteCodec
 from posenc_export.serve.batch import log_probabilities
 from tests.serve.models import CONFIG, artefact, opened
-from tests.serve.test_http import LIMITS, Client, running
+from tests.serve.test_http import JSON, LIMITS, Client, running
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("fastapi")
@@ -122,6 +123,30 @@ PLACES: Dict[str, Any] = {
 @pytest.mark.parametrize("said", PLACES)
 def test_an_error_names_the_place_in_the_request(said: str, port: int) -> None:
     assert _refused(port, CHAT, {"messages": PLACES[said]}).startswith(said)
+
+
+MISSPELLED: Dict[str, Dict[str, Any]] = {
+    "promt: expected no such field, got 'a'; did you mean prompt? /openapi.json": {"promt": "a"},
+    "max_token: expected no such field, got 5; did you mean max_tokens? /openapi.json": {
+        "prompt": "a",
+        "max_token": 5,
+    },
+    "zzz: expected no such field, got 5; /openapi.json": {"prompt": "a", "zzz": 5},
+    "prompt: expected a value, got none; /openapi.json": {"max_tokens": 5},
+}
+
+
+@pytest.mark.parametrize("said", MISSPELLED)
+def test_a_field_that_does_not_exist_is_named_with_the_nearest_one(said: str, port: int) -> None:
+    assert _refused(port, COMPLETIONS, MISSPELLED[said]).startswith(said)
+
+
+def test_a_body_that_is_not_json_is_shown_as_text(port: int) -> None:
+    client = Client(port)
+    client.connection.request("POST", COMPLETIONS, '{"prompt": é'.encode(), JSON)
+    message = json.loads(client.connection.getresponse().read())["error"]["message"]
+    client.connection.close()
+    assert re.match(r'body: expected JSON, got \{"prompt": é \(expected value at line 1', message)
 
 
 def test_padding_of_a_stream_is_refused_by_its_name(port: int) -> None:

@@ -15,6 +15,9 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import pytest
 
+from posenc_export.commands import cli, serve
+from posenc_export.runtime.artefact.chat_template import ChatCodec
+from posenc_export.runtime.artefact.tokenizer import ByteCodec
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve.batch import Batch
@@ -304,6 +307,19 @@ def test_the_client_of_openai_reads_answers_and_streams(port: int) -> None:
         with pytest.raises(openai.BadRequestError, match="got"):
             client.completions.create(**{**given, "max_tokens": 1000})
         assert [card.id for card in client.models.list()] == ["tiny"]
+
+
+@pytest.mark.parametrize("templated", [False, True])
+def test_the_first_line_names_the_routes_that_the_model_answers(
+    templated: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    codec = ChatCodec(ByteCodec(), "{{ messages[0].content }}", {}) if templated else None
+    monkeypatch.setattr(serve, "chat_codec", lambda folder, manifest: codec)
+    monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: sockets[0].close())
+    monkeypatch.setattr(signal, "signal", lambda *given: None)
+    assert cli.main(["serve", str(folder), "--port", "0"]) == 0
+    routes = "completions and /v1/chat/completions" if templated else "completions"
+    assert f"/v1/{routes}, with /openapi.json" in capsys.readouterr().out
 
 
 def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(

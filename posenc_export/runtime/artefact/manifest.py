@@ -116,11 +116,11 @@ def _content(folder: Path) -> Any:
 
 def _export_first(folder: Path) -> str:
     place, fetch = str(folder), download(folder)
-    near = suggestion(place, preset_folders.NAMES)
+    near = suggestion(place, preset_folders.NAMES, "")
     is_file = folder.suffix == ".gguf" and folder.is_file()
     if place in preset_folders.NAMES:
         return f"for the preset of this name, {preset_folders.INSTALL}"
-    if near.startswith("did") and not folder.exists():
+    if near and not folder.exists():
         return near
     if is_file or (folder / "config.json").is_file():
         what = "file" if is_file else "checkpoint"
