@@ -19,6 +19,7 @@ from posenc_export.export.trace import Source
 from posenc_export.export.verify import VerificationError
 from posenc_export.models.config_json import from_json
 from posenc_export.models.presets import seeded
+from posenc_export.models.short_forms import block_config
 from posenc_export.runtime import verify
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
@@ -340,3 +341,12 @@ def test_tensors_of_a_torch_program_are_those_of_the_module(target: str, tmp_pat
     assert check.failures == {} and check.compared > 40000
     other = Source(seeded(decoder("rope", max_positions=440), 1).eval())
     assert numbers.compare(tmp_path / "made", manifest, other)[0].failures
+
+
+def test_a_square_matrix_with_its_rows_in_another_order_is_another_one(tmp_path: Path) -> None:
+    config = block_config(16, 2, 64)
+    manifest = _written(sources(config).of("float32"), "torchscript", tmp_path / "made")
+    other = seeded(config).eval()
+    weight = other.attention.projection.output.weight
+    weight.data = weight.data.flip(0)
+    assert numbers.compare(tmp_path / "made", manifest, Source(other))[0].failures
