@@ -1,5 +1,5 @@
 """The builder that lowerings emit the nodes of an ONNX graph with, and passes over the graph: lower
-semantic nodes, replace nodes, fuse patterns.
+semantic nodes, replace standard nodes.
 """
 
 import copy
@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 from types import MappingProxyType
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Type, Union
 
 import numpy as np
 import onnx_ir as ir
@@ -28,7 +28,6 @@ MICROSOFT = "com.microsoft"  # domain of ONNX Runtime's own operators
 # Emits the nodes of a branch of If, and returns its output.
 Branch = Callable[["Builder"], ir.Value]
 Input = Union[ir.Value, int, Sequence[int], np.ndarray, None]
-Replaced = List[Tuple[ir.Value, ir.Value]]  # pairs of an old value and its replacement
 
 
 class Builder:
@@ -245,8 +244,6 @@ def size(value: ir.Value, axis: int) -> int:
 Lowering = Callable[[Builder, Any], ir.Value]  # takes a semantic node of ops/graph.py
 Table = Mapping[Type[graph.Node], Lowering]
 NodeLowering = Callable[[Builder, ir.Node], Optional[ir.Value]]  # returns None to leave the node
-# Takes a standard node; returns an empty list if the pattern does not match.
-Fusion = Callable[[Builder, ir.Node], Replaced]
 
 
 def lower(op: Builder, table: Table) -> None:
@@ -273,19 +270,6 @@ def _replace(node: ir.Node, value: ir.Value, nodes: Sequence[ir.Node]) -> None:
     assert node.graph is not None
     node.graph.insert_before(node, nodes)
     node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
-
-
-def fuse(op: Builder, table: Mapping[str, Fusion]) -> None:
-    """Apply fusions to standard nodes in graph order; replaced nodes are removed at once."""
-    for node in list(op.graph):
-        if node.graph is not None and not node.domain and node.op_type in table:
-            new = op.empty()
-            replaced = table[node.op_type](new, node)
-            op.graph.insert_before(node, new.nodes)
-            for old, value in replaced:
-                old.replace_all_uses_with(value, replace_graph_outputs=True)
-                op.graph.remove(old.producer(), safe=True)  # type: ignore[arg-type]
-    common.RemoveUnusedNodesPass()(op.model)
 
 
 def finish(op: Builder) -> None:

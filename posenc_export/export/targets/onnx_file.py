@@ -31,10 +31,9 @@ from posenc_export.export.signatures import wrap
 from posenc_export.export.targets import standard
 from posenc_export.export.targets.builder import (
     Builder,
-    Fusion,
+    NodeLowering,
     Table,
     finish,
-    fuse,
     lower,
     replace_nodes,
     size,
@@ -276,8 +275,8 @@ class Lowerings(NamedTuple):
     tables: Sequence[Table]  # lowering tables, each applied to the whole graph before the next
     # Nodes for quantized weights; takes the dtype of activations in products.
     few_bits: Callable[[str], Any]
-    # Fusions of standard nodes, applied to the lowered graph.
-    fusions: Mapping[str, Fusion] = MappingProxyType({})
+    # Fusions of standard nodes by operator, applied to the lowered graph.
+    fusions: Mapping[str, NodeLowering] = MappingProxyType({})
     # Whether kernels of a device run the graph, for which the caller counts slots: Range and Slice
     # read sizes on the host, to which one that is computed on the device would be copied. Large
     # tables of rotations are then stored whole.
@@ -299,10 +298,10 @@ def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowe
     for table in lowerings.tables:
         lower(op, table)
     weights = _in_few_bits(op, manifest, lowerings.few_bits)
+    replace_nodes(op, lowerings.fusions)
     finish(op)
     if manifest.cache:
         store_caches(op, manifest, source.cache_scales)
-    fuse(op, lowerings.fusions)
     inputs, states = without_unread(op, manifest)
     _strip(model)
     operators = collections.Counter(node.op_type for node in model.graph.all_nodes())

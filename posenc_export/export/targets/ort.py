@@ -36,7 +36,6 @@ from posenc_export.export.targets.builder import (
     FLOAT,
     MICROSOFT,
     Builder,
-    Replaced,
     Table,
     transposed,
 )
@@ -107,7 +106,7 @@ def append(op: Builder, node: graph.Append) -> ir.Value:
     return buffer
 
 
-def transposed_product(op: Builder, node: ir.Node) -> Replaced:
+def transposed_product(op: Builder, node: ir.Node) -> Optional[ir.Value]:
     """Fuse the product of x and a transposed constant matrix, such as a tied token table, to
     FusedMatMul, which reads the constant without transposing it.
 
@@ -116,11 +115,11 @@ def transposed_product(op: Builder, node: ir.Node) -> Replaced:
     x, turned = node.inputs
     matrix = transposed(turned)
     if turned is None or matrix is None or matrix.const_value is None:
-        return []
+        return None
     order = turned.producer().attributes.get("perm")  # type: ignore[union-attr]
     if len(matrix.const_value.shape) != 2 or (order and tuple(order.as_ints()) != (1, 0)):
-        return []
-    return [(node.outputs[0], op.FusedMatMul(x, matrix, domain=MICROSOFT, transB=1))]
+        return None
+    return op.FusedMatMul(x, matrix, domain=MICROSOFT, transB=1)
 
 
 LOWERING: Tuple[Table, ...] = (
@@ -207,7 +206,7 @@ def attend_on_cuda(op: Builder, node: graph.Attend) -> ir.Value:
     return standard.attend(op, node) if refused else cached_attention.attend(op, node)
 
 
-def sum_and_norm(op: Builder, node: ir.Node) -> Replaced:
+def sum_and_norm(op: Builder, node: ir.Node) -> Optional[ir.Value]:
     """Fuse a sum of two values of one shape and the RMSNormalization that reads it. Since
     version 1.31 ONNX Runtime adds up the squares in float32 on CUDA.
     """
@@ -221,7 +220,7 @@ def sum_and_norm(op: Builder, node: ir.Node) -> Replaced:
         or not _of_one_shape(*addition.inputs)
         or node.attributes.get_int("axis", -1) != -1
     ):
-        return []
+        return None
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     output, mean, deviation, added = op.several(
         4,
@@ -233,7 +232,8 @@ def sum_and_norm(op: Builder, node: ir.Node) -> Replaced:
     )
     mean.name = deviation.name = ""  # for training
     added.shape, added.type = total.shape, total.type
-    return [(node.outputs[0], output), (total, added)]
+    total.replace_all_uses_with(added, replace_graph_outputs=True)
+    return output
 
 
 def _of_one_shape(first: Optional[ir.Value], second: Optional[ir.Value]) -> bool:

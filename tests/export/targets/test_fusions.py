@@ -15,7 +15,7 @@ from onnx import numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from posenc_export.export import export
-from posenc_export.export.targets.builder import Builder, fuse
+from posenc_export.export.targets.builder import Builder, finish, replace_nodes
 from posenc_export.export.targets.ort import CUDA_FUSIONS
 from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime.graphs.ort_options import SLOWER
@@ -118,8 +118,9 @@ def test_a_matching_pattern_is_replaced_and_agrees_with_the_reference_evaluator(
     nodes, wanted = PATTERNS[pattern]
     plain = _written(nodes)
     model = ir.from_proto(plain)
-    fuse(Builder(model, "float32", 64), CUDA_FUSIONS)  # which contain those of ort
-    model.graph.sort()
+    op = Builder(model, "float32", 64)
+    replace_nodes(op, CUDA_FUSIONS)  # which contain those of ort
+    finish(op)
     assert Counter(node.op_type for node in model.graph) == wanted
     x = {"x": np.random.default_rng(1).standard_normal((2, 3, 4)).astype(np.float32)}
     content = ir.to_proto(model).SerializeToString()
