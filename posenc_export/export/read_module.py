@@ -38,10 +38,6 @@ LENGTH, LEAST = 16, 4  # tokens of an example that is drawn; fewest positions
 SEED = 0
 OF_MODULE = "calls."  # begins the names of the weights of the module that was read
 MATRICES = 4  # fewest weights with two axes that a value passes in one layer
-# Attributes without code of TorchScript.
-OF_EXPORT = tuple(
-    "config source text stored sizes trained layers dtype output_name products".split()
-)
 SUCCESSOR = (
     "write forward(x) and call self.block(x), as docs/own-model.md shows: a module is read as it is"
 )
@@ -104,7 +100,6 @@ class ReadModule(Reading):
     """
 
     __jit_unused_properties__ = ["token_encoding"]
-    __jit_ignored_attributes__ = [*Reading.__jit_ignored_attributes__, *OF_EXPORT]
 
     def __init__(self, name: str, how: ReadAs, *read: Any) -> None:
         super().__init__(*read)
@@ -157,12 +152,10 @@ class ReadModule(Reading):
         self.output_name = "logits" if self.config.decodes else "output"
         self.eval()  # or a copy would be
 
-    @torch.jit.unused
     def attentions(self) -> List[Any]:
         """Return the caches of each layer."""
         return list(self.layers)
 
-    @torch.jit.unused
     def sees(self) -> List[str]:
         """Return the rules (shared/places.py) of the keys that the attention of each layer sees, as
         they were read; empty for layers without attention and for biases that are no rule.
@@ -180,12 +173,10 @@ class ReadModule(Reading):
         """An encoding without effect."""
         return self.encoding_of_tokens[0]
 
-    @torch.jit.unused
     def weight_dtype(self) -> torch.dtype:
         """Return the dtype of products and caches, and of what enters and leaves."""
         return self.dtype
 
-    @torch.jit.unused
     def in_dtype(self, dtype: torch.dtype) -> "ReadModule":
         """Return the model with products and caches in a dtype (reading.halves), and the weights of
         these products rounded to it. Other weights and tables are shared.
@@ -204,13 +195,11 @@ class ReadModule(Reading):
         other.readout = None if self.readout is None else self.readout.in_dtype(dtype)
         return other.eval()
 
-    @torch.jit.unused
     def in_own_dtype(self, graph: Graph) -> Graph:
         """Return a flat graph of some or all layers with products and caches in its dtype."""
         is_plain = self.dtype == torch.float32
         return graph if is_plain else in_half(graph, self.dtype, self._trained())
 
-    @torch.jit.unused
     def traced_once(self) -> "ReadModule":
         """Return the model for a trace, which computes one of the layers that are alike and marks
         the others (ops/layers.py).
@@ -227,18 +216,15 @@ class ReadModule(Reading):
         other._modules = {**self._modules, "calls": with_source(GraphModule(self.calls, graph))}
         return other
 
-    @torch.jit.unused
     def _trained(self) -> Set[str]:
         """Return the names of the weights that may be rounded."""
         routers = self.products.routers
         return {name for name in self.captured.parameters if name not in routers}
 
-    @torch.jit.unused
     def weights(self) -> List[Tensor]:
         """Return the parameters of the module, without tables and constants of its code."""
         return list(self.by_name(self.captured.parameters).values())
 
-    @torch.jit.unused
     def by_name(self, names: Iterable[str]) -> Dict[str, torch.nn.Parameter]:
         """Return weights by their names here, from their names in the module that was read. A table
         that positions alone read is none of them.
@@ -247,7 +233,6 @@ class ReadModule(Reading):
         own = (f"{OF_MODULE}{name}" for name in names)
         return {name: held[name] for name in own if name in held}
 
-    @torch.jit.unused
     def step_weights(self) -> int:
         """Count the weights that a step reads: every matrix once, one row of the token table."""
         total = sum(weight.numel() for weight in self.weights())
@@ -257,14 +242,12 @@ class ReadModule(Reading):
             total += table.size(1) - (0 if name in heads else table.numel())
         return int(total)
 
-    @torch.jit.unused
     def extent(self) -> Tuple[int, int]:
         """Return the depth, and the longest reduction in it. Tolerances depend on both."""
         sums = [w.numel() // w.size(0) for w in self.weights() if w.dim() > 1]
         depth = max(len(self.layers), math.ceil(len(sums) / MATRICES), 1)
         return depth, max(sums, default=1)
 
-    @torch.jit.unused
     def exact(
         self,
         x: np.ndarray,
