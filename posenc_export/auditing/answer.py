@@ -4,7 +4,7 @@ sentence from them: which calls are wrong, from where on, and what that has in c
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import msgspec
 import numpy as np
@@ -14,6 +14,7 @@ from posenc_export.auditing.inputs import NotPossible
 from posenc_export.auditing.rounding import Loss
 from posenc_export.auditing.session import TAGS, ForeignSession
 from posenc_export.runtime.session.errors import GraphError
+from posenc_export.runtime.verification.proof import rounded_up
 from posenc_export.runtime.verification.scenarios import Cell
 
 # What is known of each compared token, one number each.
@@ -55,20 +56,60 @@ OTHERS = 0.02  # part of right tokens that may be beyond a threshold, right by c
 WRITTEN = "verdict sentence cause cells inputs unreached claims loss".split()  # as JSON
 SMALL = 2e-2  # largest error that rounding to half precision explains
 SUDDEN = 30  # times the error of the token before, of the first wrong one
+Columns = Dict[str, np.ndarray]  # numbers of COLUMNS [N] by token
+
+
+@dataclass(frozen=True)
+class AuditedCell:
+    """One way to call the graph."""
+
+    name: str  # batch, start and scenario
+    # "right", "wrong", "refused" if the graph failed, "not possible" if inputs cannot express it
+    status: str
+    error: float = 0.0  # largest error, relative to the largest output; 0 if nothing was compared
+    tolerance: float = 0.0  # largest error of a right graph
+    first: int = -1  # index of the first wrong token of a sequence; -1 if none is wrong
+    message: str = ""  # why it is refused or not possible
 
 
 @dataclass(frozen=True)
 class Observed:
-    """The compared tokens of all cells."""
+    """The compared tokens of cells."""
 
-    names: List[str]  # of all cells
-    columns: Dict[str, np.ndarray]  # numbers of COLUMNS [N] by token; "cell" counts `names`
+    cells: Sequence[Cell]
+    columns: Columns  # "cell" counts `cells`
     failures: Dict[str, str]  # message of the graph for each cell in which it failed
     impossible: Dict[str, str]  # what the inputs of the graph cannot express, by cell
+    limit: np.ndarray  # largest error of each token if the graph is right [N]
+
+    @property
+    def wrong(self) -> np.ndarray:
+        """Which tokens are wrong [N]."""
+        return ~(self.columns["error"] <= self.limit)
+
+    def audited(self) -> List[AuditedCell]:
+        """Return what was found of each cell."""
+        return [self._audited(number, cell.name) for number, cell in enumerate(self.cells)]
+
+    def _audited(self, number: int, name: str) -> AuditedCell:
+        own = self.columns["cell"] == number
+        if name in self.failures:
+            return AuditedCell(name, "refused", message=self.failures[name])
+        if name in self.impossible or not own.any():
+            why = self.impossible.get(name, "no output was compared")
+            return AuditedCell(name, "not possible", message=why)
+        wrong = self.columns["index"][own & self.wrong]
+        status, first = ("wrong", int(wrong.min())) if len(wrong) else ("right", -1)
+        error, limit = self.columns["error"][own].max(), float(self.limit[own].max())
+        return AuditedCell(name, status, rounded_up(error), limit, first)
 
 
-def observe(session: ForeignSession, cells: Sequence[Cell]) -> Observed:
-    """Run cells, and keep each token's error relative to the largest output of the reference."""
+def observe(
+    session: ForeignSession, cells: Sequence[Cell], limits: Callable[[Columns], np.ndarray]
+) -> Observed:
+    """Run cells, and keep each token's error relative to the largest output of the reference.
+    limits: gives Observed.limit.
+    """
     parts: List[np.ndarray] = []
     failures, impossible = dict[str, str](), dict[str, str]()
     for number, cell in enumerate(cells):
@@ -80,10 +121,10 @@ def observe(session: ForeignSession, cells: Sequence[Cell]) -> Observed:
             impossible[cell.name] = str(error)
         except GraphError as error:
             failures[cell.name] = str(error)
-    names = [cell.name for cell in cells]
     table = np.concatenate([np.zeros((len(COLUMNS), 0)), *parts], axis=1)
-    table = table[:, [names[int(cell)] not in impossible for cell in table[0]]]
-    return Observed(names, dict(zip(COLUMNS, table, strict=True)), failures, impossible)
+    table = table[:, [cells[int(number)].name not in impossible for number in table[0]]]
+    columns = dict(zip(COLUMNS, table, strict=True))
+    return Observed(cells, columns, failures, impossible, limits(columns))
 
 
 def _tokens(
@@ -118,12 +159,9 @@ class Answer:
         return replace(self, sentence=f"{self.sentence.partition(': ')[0]}: {words}", cause=cause)
 
 
-def answer(observed: Observed, limit: np.ndarray, edges: Mapping[str, int]) -> Answer:
-    """Return what is wrong. limit: largest error of a right token, of each that was compared [N].
-    edges: of the reference, by name.
-    """
-    table = observed.columns
-    wrong = ~(table["error"] <= limit)
+def answer(observed: Observed, edges: Mapping[str, int]) -> Answer:
+    """Return what is wrong. edges: of the reference, by name."""
+    table, wrong = observed.columns, observed.wrong
     if not wrong.any():
         return Answer("right")
     # What every call has, such as several rows in a graph of two rows, explains nothing.
@@ -235,19 +273,6 @@ def _at_edge(first: int, edges: Mapping[str, int]) -> Optional[str]:
     if not names:
         return None
     return "window" if names[0].startswith(LIMITED) else "length"
-
-
-@dataclass(frozen=True)
-class AuditedCell:
-    """One way to call the graph."""
-
-    name: str  # batch, start and scenario
-    # "right", "wrong", "refused" if the graph failed, "not possible" if inputs cannot express it
-    status: str
-    error: float = 0.0  # largest error, relative to the largest output; 0 if nothing was compared
-    tolerance: float = 0.0  # largest error of a right graph
-    first: int = -1  # index of the first wrong token of a sequence; -1 if none is wrong
-    message: str = ""  # why it is refused or not possible
 
 
 @dataclass(frozen=True)

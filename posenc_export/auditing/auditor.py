@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -15,15 +15,16 @@ from posenc_export.auditing.answer import (
     Answer,
     Audit,
     AuditedCell,
+    Columns,
     Observed,
     answer,
     observe,
 )
 from posenc_export.auditing.confined import SECONDS
-from posenc_export.auditing.facts import Claim, Question, Reference
+from posenc_export.auditing.facts import Claim, Reference
 from posenc_export.auditing.graph import COUNTS_ROWS
-from posenc_export.auditing.inputs import Interface, NotPossible, given
-from posenc_export.auditing.plan import LENGTH, ROWS, Plan, case_of, of_call, plan
+from posenc_export.auditing.inputs import Interface, NotPossible, NotUnrounded, given
+from posenc_export.auditing.plan import LENGTH, ROWS, case_of, of_call, plan
 from posenc_export.auditing.reference import Exact, open_reference
 from posenc_export.auditing.rounding import Loss, Rounding, accuracy_of, loss, rounding_of
 from posenc_export.auditing.session import TAGS, ForeignSession
@@ -31,7 +32,7 @@ from posenc_export.export import hypotheses
 from posenc_export.export.expected import TRIES, disturbed
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.verification.indices import SOLVER
-from posenc_export.runtime.verification.proof import Accuracy, check_tolerance, rounded_up
+from posenc_export.runtime.verification.proof import Accuracy, check_tolerance
 from posenc_export.runtime.verification.scenarios import Cell
 from posenc_export.shared import numerics
 from posenc_export.shared.numerics import LIMIT
@@ -81,43 +82,6 @@ def audit(
     return Auditor(graph, reference, inputs, progress, seconds, tolerance).run(quick)
 
 
-class Compared(NamedTuple):
-    """Cells that were measured."""
-
-    cells: Sequence[Cell]
-    observed: Observed
-    limit: np.ndarray  # largest error of each compared token if the graph is right [N]
-    edges: Mapping[str, int]  # of the reference
-
-    @property
-    def reply(self) -> Answer:
-        """What is wrong."""
-        return answer(self.observed, self.limit, self.edges)
-
-    @property
-    def wrong(self) -> np.ndarray:
-        """Which tokens are wrong [N]."""
-        return ~(self.observed.columns["error"] <= self.limit)
-
-    def audited(self) -> List[AuditedCell]:
-        """Return what was found of each cell."""
-        return [self._audited(cell.name) for cell in self.cells]
-
-    def _audited(self, name: str) -> AuditedCell:
-        observed, columns = self.observed, self.observed.columns
-        own = columns["cell"] == observed.names.index(name)
-        if name in observed.failures:
-            return AuditedCell(name, "refused", message=observed.failures[name])
-        if name in observed.impossible or not own.any():
-            why = observed.impossible.get(name, "no output was compared")
-            return AuditedCell(name, "not possible", message=why)
-        error, tolerance = rounded_up(columns["error"][own].max()), float(self.limit[own].max())
-        wrong = columns["index"][own & self.wrong]
-        if not len(wrong):
-            return AuditedCell(name, "right", error, tolerance)
-        return AuditedCell(name, "wrong", error, tolerance, int(wrong.min()))
-
-
 class Auditor:
     """An audit with all that it opened, by which single cells can be repeated."""
 
@@ -137,16 +101,20 @@ class Auditor:
         self.interface: Interface
         self.reference: Reference
         self.rounding: Optional[Rounding] = None
+        self.joined = ""  # why structure and rounding are not apart
         self._read_graph(reference, inputs)
         self.accuracy = accuracy_of(self.graph.precision, self.reference.facts.tolerance)
         if self.graph.rounded:
             self.say("audit: looking for the numbers of the graph in the reference")
-            self.rounding = rounding_of(self.graph, self.reference)
-            if self.rounding.form is not None:
+            try:
+                self.rounding = rounding_of(self.graph, self.reference)
+            except NotUnrounded as reason:
+                self.joined = f"; structure and rounding are not apart: {reason}"
+            else:
                 self.reference = self.rounding.reference
                 exact = self.reference.facts.tolerance
                 self.accuracy = accuracy_of(self.rounding.compared, exact)
-        if self.tolerance is not None and (self.rounding is None or self.rounding.form is None):
+        if self.tolerance is not None and self.rounding is None:
             self.accuracy = Accuracy(self.tolerance, fixed=True)
 
     def _read_graph(self, reference: Any, inputs: Any) -> None:
@@ -185,45 +153,45 @@ class Auditor:
 
     def session(self, keep: bool = False, own: bool = False) -> ForeignSession:
         """Return an empty session on the graph: its float32 form, if it has one, unless `own`."""
-        form = None if own or self.rounding is None else self.rounding.form
-        if form is None:
+        if own or self.rounding is None:
             return ForeignSession(self.graph.run, self.interface, keep)
-        interface = self.interface.of(form.inputs, form.outputs)
-        return ForeignSession(form.run, interface, keep)
+        form = self.rounding.form
+        return ForeignSession(form.run, self.interface.of(form.inputs, form.outputs), keep)
 
-    def _compared(self, cells: Sequence[Cell], accuracy: Accuracy, own: bool = False) -> Compared:
+    def _compared(self, cells: Sequence[Cell], accuracy: Accuracy, own: bool = False) -> Observed:
         """Measure cells. own: as of `session`."""
-        observed = observe(self.session(own=own), cells)
-        limit = self.limits(observed, accuracy)
-        return Compared(cells, observed, limit, self.reference.facts.edges)
+        return observe(self.session(own=own), cells, partial(self.limits, accuracy))
+
+    def _answer(self, compared: Observed) -> Answer:
+        return answer(compared, self.reference.facts.edges)
 
     def run(self, quick: bool) -> Audit:
         """Measure all cells."""
         self.say("audit: computing the outputs of the reference")
-        planned = plan(self.interface, self.reference, quick)
-        self.say(f"audit: running {len(planned.cells)} cells")
-        compared, rounding, lost = self._compared(planned.cells, self.accuracy), self.rounding, None
-        worst = compared.observed.columns["error"][compared.wrong].max(initial=0)
+        cells, unreached = plan(self.interface, self.reference, quick)
+        self.say(f"audit: running {len(cells)} cells")
+        compared, lost = self._compared(cells, self.accuracy), None
+        worst = compared.columns["error"][compared.wrong].max(initial=0)
         if 0 < worst < LIMIT and not self.accuracy.fixed:
             limit = np.minimum(compared.limit * self._conditioned(), LIMIT)
-            compared = compared._replace(limit=limit)
-        own, reply = compared, self._named(compared.reply)
+            compared = replace(compared, limit=limit)
+        own, reply = compared, self._named(self._answer(compared))
         self.cells += compared.audited()
         (verdict, sentence), cause = self._verdict(reply, self.cells), reply.cause
-        if rounding is not None and rounding.form is not None:
+        sentence += self.joined
+        if (rounding := self.rounding) is not None:
             self.say("audit: running the cells in the graph's own precision")
-            own, cells, lost = self._in_own_precision(rounding, planned, quick)
-            self.cells += cells
+            own, of_own, lost = self._in_own_precision(rounding, cells, quick)
+            self.cells += of_own
+            reply = self._answer(own)
             if verdict == "wrong" and rounding.strange:
                 cause, sentence = "weights", f"wrong: {rounding.strange}"
             elif verdict == "right":
-                (verdict, said), cause = self._verdict(own.reply, cells), own.reply.cause
+                (verdict, said), cause = self._verdict(reply, of_own), reply.cause
                 rounded = f"structure {sentence}; {rounding.words}: {lost}"
                 apart = f"structure right; in its own precision {said}"
                 sentence = rounded if verdict == "right" else apart
-        elif rounding is not None:
-            sentence += f"; structure and rounding are not apart: {rounding.reason}"
-        self.program = self._repeated(own, own.reply.first)
+        self.program = self._repeated(own, reply.first)
         claims = self._claims()
         verdict, sentence, cause = self._with_claims(verdict, sentence, cause, claims)
         return Audit(
@@ -232,8 +200,8 @@ class Auditor:
             cause,
             tuple(self.cells),
             tuple(self.interface.rows()),
-            planned.unreached,
-            compared.observed,
+            unreached,
+            compared,
             lost,
             tuple(claims),
             self.program,
@@ -247,9 +215,8 @@ class Auditor:
             how = f"{SOLVER} is not installed here; pip install 'posenc-export[prove]'"
             return [Claim("calls", "not proved", how)]
         self.say("audit: proving positions and masks at every length")
-        question = Question(self.interface, self.reference.facts)
         try:
-            claims = self.graph.prove(question)
+            claims = self.graph.prove(self.interface, self.reference.facts)
         except ValueError as error:  # the graph's process ended
             return [Claim("calls", "not proved", str(error))]
         doubts: Dict[str, str] = {}  # by call
@@ -271,7 +238,7 @@ class Auditor:
         compared = self._compared([cell], self.accuracy)
         if (shorter := self._error_before(call)) > 0:  # as a shorter call is right
             exact = max(self.accuracy.tolerance, numerics.SAFETY * shorter)
-            compared = compared._replace(limit=np.minimum(compared.limit, exact))
+            compared = replace(compared, limit=np.minimum(compared.limit, exact))
         (own,), wrong = compared.audited(), compared.wrong
         self.cells.append(own)
         if own.status not in ("wrong", "refused"):
@@ -290,8 +257,8 @@ class Auditor:
         before = {**call, "S": count, "P": 0, "end": min(call["end"], count)}
         cell = of_call(self.interface, self.reference, before)
         assert cell is not None  # shorter than one that is run
-        observed = self._compared([cell], self.accuracy).observed
-        return float(observed.columns["error"].max(initial=0.0))
+        errors = self._compared([cell], self.accuracy).columns["error"]
+        return float(errors.max(initial=0.0))
 
     def _with_claims(
         self, verdict: str, sentence: str, cause: str, claims: List[Claim]
@@ -319,14 +286,14 @@ class Auditor:
         return verdict, sentence, cause
 
     def _in_own_precision(
-        self, rounding: Rounding, planned: Plan, quick: bool
-    ) -> Tuple[Compared, List[AuditedCell], Optional[Loss]]:
+        self, rounding: Rounding, planned: Sequence[Cell], quick: bool
+    ) -> Tuple[Observed, List[AuditedCell], Optional[Loss]]:
         """Return what was compared of the graph as it is, and the loss."""
         accuracy = accuracy_of(self.graph.precision, self.reference.facts.tolerance)
         if self.tolerance is not None:
-            planned = plan(self.interface, rounding.original, quick)
+            planned, _ = plan(self.interface, rounding.original, quick)
             accuracy = Accuracy(self.tolerance, fixed=True)
-        compared, kind = self._compared(planned.cells, accuracy, own=True), rounding.format
+        compared, kind = self._compared(planned, accuracy, own=True), rounding.format
         cells = [replace(cell, name=f"in {kind}, {cell.name}") for cell in compared.audited()]
         length = self.interface.length or min(LENGTH, self.interface.capacity or LENGTH)
         case = case_of(rounding.original, self.interface.batch or ROWS, length, 0)
@@ -336,13 +303,13 @@ class Auditor:
             return compared, cells, loss(outputs, case.full, logits, kind, error)
         return compared, cells, None
 
-    def _repeated(self, compared: Compared, first: int) -> str:
+    def _repeated(self, compared: Observed, first: int) -> str:
         """Return the program that repeats the first wrong token, or empty."""
-        numbers, names = compared.observed.columns["cell"], compared.observed.names
+        numbers = compared.columns["cell"]
         if first < 0 or not len(numbers):
             return ""
-        begin, name = int(np.argmax(numbers == numbers[first])), names[int(numbers[first])]
-        wrong = next(cell for cell in compared.cells if cell.name == name)
+        begin = int(np.argmax(numbers == numbers[first]))
+        wrong = compared.cells[int(numbers[first])]
         again, limit = self.session(keep=True, own=True), float(compared.limit[first])
         return repeat.program(again, wrong, first - begin, limit, self.path, self.graph)
 
@@ -410,9 +377,9 @@ class Auditor:
         least = self.accuracy.tolerance if self.reference.facts.biased else 0.0
         return np.array_equal(first, moved) and numerics.worst_error(right, other) > least
 
-    def limits(self, observed: Observed, accuracy: Accuracy) -> np.ndarray:
+    def limits(self, accuracy: Accuracy, columns: Columns) -> np.ndarray:
         """Return the largest error of each token if the graph is right [N]."""
-        columns, tolerance = observed.columns, accuracy.tolerance
+        tolerance = accuracy.tolerance
         if accuracy.fixed:
             return np.full(len(columns["error"]), tolerance)
         if accuracy.rounds:

@@ -21,9 +21,9 @@ from typing import Any, Dict, List, Mapping, Set, Tuple, Type
 import msgspec
 import numpy as np
 
-from posenc_export.auditing.facts import Claim, Question
+from posenc_export.auditing.facts import Claim, Facts
 from posenc_export.auditing.graph import Arrays, Graph
-from posenc_export.auditing.inputs import NotPossible, NotUnrounded, Value
+from posenc_export.auditing.inputs import Interface, NotPossible, NotUnrounded, Value
 from posenc_export.runtime.graphs.onnx_files import external_files
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.shared.confinement import confine
@@ -119,9 +119,9 @@ class Confined:
         opened["numbers"] = _unpacked(opened["numbers"])
         return SimpleNamespace(run=partial(self._run, "run unrounded"), **opened)
 
-    def prove(self, question: Question) -> List[Claim]:
+    def prove(self, interface: Interface, facts: Facts) -> List[Claim]:
         """As Graph.prove, of the float32 form if it was opened."""
-        answer: List[Claim] = self._answer(List[Claim], "prove", question)
+        answer: List[Claim] = self._answer(List[Claim], "prove", (interface, facts))
         return answer
 
     def close(self) -> None:
@@ -200,7 +200,8 @@ def serve() -> None:
                     answer = Opened(form.inputs, form.outputs)
                     answer.weights, answer.numbers = dict(form.weights), _packed(form.numbers)
                 elif what == "prove":
-                    answer = graph.prove(msgspec.msgpack.decode(content, type=Question))
+                    asked = msgspec.msgpack.decode(content, type=Tuple[Interface, Facts])
+                    answer = graph.prove(*asked)
                 else:
                     run = graph.run if what == "run" else graph.form.run
                     answer = _packed(run(_unpacked(msgspec.msgpack.decode(content, type=Packed))))

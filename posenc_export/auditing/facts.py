@@ -1,5 +1,4 @@
-"""What a reference is and says about itself, what is asked of a proof of a graph of others, and
-what the proof answers.
+"""What a reference is and says about itself, and what is proved of a graph.
 
 Shapes: B batch, L tokens, V numbers of an output.
 """
@@ -8,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Mapping, Protocol, Tuple
 
 import numpy as np
-
-from posenc_export.auditing.inputs import Interface
 
 UNSTATED = 4096  # positions of a model that does not state a number
 LIMITED = ("window", "chunk", "reach")  # beginnings of names of edges where keys become invisible
@@ -56,15 +53,7 @@ class Reference(Protocol):
         """Return the outputs [B,L,V] of rows of equal length, float32."""
 
     def changed(self, change: Callable[[Any], Any]) -> "Reference":
-        """Return the reference with another model. change: returns a copy with other weights."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """What a proof needs to know."""
-
-    interface: Interface
-    facts: Facts
+        """Return the reference with other weights. change: returns a copy of a model with them."""
 
 
 @dataclass(frozen=True)

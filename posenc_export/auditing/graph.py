@@ -6,8 +6,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
 
 import numpy as np
 
-from posenc_export.auditing.facts import Claim, Question
-from posenc_export.auditing.inputs import NotPossible, NotUnrounded, Value
+from posenc_export.auditing.facts import Claim, Facts
+from posenc_export.auditing.inputs import Interface, NotPossible, NotUnrounded, Value
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.shared.foreign import FOREIGN, brief
 from posenc_export.shared.refusal import refusal
@@ -122,12 +122,12 @@ class Graph:
         self.form = Unrounded(unrounded(self.path))
         return self.form
 
-    def prove(self, question: Question) -> List[Claim]:
+    def prove(self, interface: Interface, facts: Facts) -> List[Claim]:
         """Prove what the graph does at every length, or its float32 form if that was opened."""
         from posenc_export.auditing import proving
 
         try:
-            return proving.prove((self.form or self).nodes, question)
+            return proving.prove((self.form or self).nodes, interface, facts)
         except FOREIGN as error:
             return [Claim("calls", "not proved", brief(error))]
 

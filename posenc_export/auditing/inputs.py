@@ -143,10 +143,6 @@ class Interface:
         caches = tuple(replace(cache, past=typed(cache.past)) for cache in self.caches)
         return replace(self, inputs=named, caches=caches, output=typed(self.output))
 
-    def masks(self) -> List[Value]:
-        """Return the inputs that are masks."""
-        return [value for name, value in self.inputs.items() if name.startswith("attention_mask")]
-
     def rows(self) -> List[Dict[str, str]]:
         """Return the table of inputs and outputs, caches of all layers in one row."""
         rows = []

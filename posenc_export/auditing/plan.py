@@ -5,7 +5,6 @@ Shapes: B rows, L tokens of a sequence.
 
 import functools
 import itertools
-from dataclasses import dataclass
 from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
@@ -36,16 +35,12 @@ LONGEST = 4096  # tokens of a sequence that reaches an edge
 WORK = 1 << 38  # pairs of queries and keys, times model width
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The cells of an audit, and what they leave out: edges by name, with the reason."""
-
-    cells: List[Cell]
-    unreached: Dict[str, str]
-
-
-def plan(interface: Interface, reference: Reference, quick: bool) -> Plan:
-    """Return the cells of an audit: kinds of calls alone first, then those of several rows."""
+def plan(
+    interface: Interface, reference: Reference, quick: bool
+) -> Tuple[List[Cell], Dict[str, str]]:
+    """Return the cells of an audit, kinds of calls alone first, then those of several rows; and the
+    edges that none of them reaches, by name, with the reason.
+    """
     facts = reference.facts
     most = min(facts.positions, interface.capacity or facts.positions)
     length = interface.length if interface.length > 1 else LENGTH
@@ -64,7 +59,7 @@ def plan(interface: Interface, reference: Reference, quick: bool) -> Plan:
                 every = _cells(case_of(reference, rows, length, start), interface, reference, quick)
                 cells += [cell for cell in every if cell.name.rpartition(": ")[2] in chosen]
     at_edges, unreached = _edges(interface, reference, rows, length, most)
-    return Plan(cells + at_edges, unreached)
+    return cells + at_edges, unreached
 
 
 def case_of(reference: Reference, rows: int, length: int, start: int) -> Case:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from posenc_export.auditing.facts import Claim, Question
+from posenc_export.auditing.facts import Claim, Facts
 from posenc_export.auditing.graph import Arrays, source_of
-from posenc_export.auditing.inputs import HEADS, MEANINGS, Value
+from posenc_export.auditing.inputs import HEADS, MEANINGS, Interface, Value
 from posenc_export.export.onnx_program import written_by
 from posenc_export.runtime.artefact import archive, pt2_archive, script_archive
 from posenc_export.runtime.graphs.quiet import quiet
@@ -124,7 +124,7 @@ class Program:
         except (*RUN_ERRORS, AssertionError) as error:
             raise GraphError(error) from error
 
-    def prove(self, question: Question) -> List[Claim]:
+    def prove(self, interface: Interface, facts: Facts) -> List[Claim]:
         """Prove nothing: only graphs in ONNX are proved."""
         return []
 

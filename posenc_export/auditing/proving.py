@@ -13,8 +13,8 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import numpy as np
 import z3
 
-from posenc_export.auditing.facts import Claim, Question
-from posenc_export.auditing.inputs import NotPossible, Value
+from posenc_export.auditing.facts import Claim, Facts
+from posenc_export.auditing.inputs import Interface, NotPossible, Value
 from posenc_export.runtime.graphs.onnx_nodes import Constant, Node, Nodes
 from posenc_export.runtime.verification.any_call import values_of
 from posenc_export.runtime.verification.integer_graph import attention_weights, without_bodies
@@ -50,7 +50,7 @@ class ForeignCall:
     tokens of a row fill the slots from `pad` to `end`; the others are padding.
 
     Args:
-        question: how many positions there are, and where sequences begin.
+        interface, facts: how many positions there are, and where sequences begin.
 
     Attributes:
         solver, tensors, sums: as of AnyCall.
@@ -59,8 +59,7 @@ class ForeignCall:
         NotPossible: the inputs are others than those of a growing cache and a mask of tokens.
     """
 
-    def __init__(self, question: Question) -> None:
-        interface, facts = question.interface, question.facts
+    def __init__(self, interface: Interface, facts: Facts) -> None:
         if interface.capacity or any(cache.slots < 0 for cache in interface.caches):
             raise NotPossible("caches of a fixed size")
         self.interface, self.solver = interface, Solver()
@@ -184,13 +183,13 @@ def _of_row(entry: Entry) -> Entry:
     return lambda i: entry((0, *i))
 
 
-def prove(graph: Nodes, question: Question) -> List[Claim]:
+def prove(graph: Nodes, interface: Interface, facts: Facts) -> List[Claim]:
     """Prove the claims on a graph, whose large constants have a shape alone."""
     try:
-        call = ForeignCall(question)
+        call = ForeignCall(interface, facts)
     except NotPossible as reason:
         return [Claim("calls", "not proved", str(reason))]
-    return list(_Proof(without_bodies(graph), call, question).claims())
+    return list(_Proof(without_bodies(graph), call, facts).claims())
 
 
 class _Foreign(Translation):
@@ -216,8 +215,8 @@ class _Foreign(Translation):
 
 
 class _Proof:
-    def __init__(self, graph: Nodes, call: ForeignCall, question: Question) -> None:
-        self.graph, self.call, self.question = graph, call, question
+    def __init__(self, graph: Nodes, call: ForeignCall, facts: Facts) -> None:
+        self.graph, self.call, self.facts = graph, call, facts
         known = (dict(call.tensors), graph.constants, Path(), call.sums)
         self.values = _Foreign(*known, call.solver, ALL)
         self.values.call = call
@@ -228,7 +227,7 @@ class _Proof:
         attentions = list(self._attentions())
         if not attentions:
             yield Claim("mask", "not proved", "no attention was found")
-        rules = self.question.facts.rules
+        rules = self.facts.rules
         if len(rules) == 1:
             rules = rules * len(attentions)
         for layer, hidden in enumerate(attentions):
@@ -318,7 +317,7 @@ class _Proof:
             elif node.operator in ("Cos", "Sin") and node.inputs[0] not in known:
                 known[node.inputs[0]] = name = f"angles of {node.inputs[0]}"
                 if self._depends(node.inputs[0]):
-                    if self.question.facts.whole:
+                    if self.facts.whole:
                         why = "angles of the reference depend on the length of the sequence"
                         yield Claim(name, "not proved", why)
                     else:

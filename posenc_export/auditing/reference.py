@@ -4,6 +4,7 @@ Shapes: as in facts.py.
 """
 
 import bisect
+import copy
 import functools
 import inspect
 from pathlib import Path
@@ -41,9 +42,12 @@ class Exact:
     """
 
     def __init__(self, build: Callable[[Optional[int]], Published]) -> None:
+        self._open(build)
+        self.facts = self._facts()
+
+    def _open(self, build: Callable[[Optional[int]], Published]) -> None:
         self.build, self.model = build, build(None)
         self.read = as_model(self.model)
-        self.facts = self._facts()
         self._sessions: Dict[Tuple[bool, int], Session] = {}
 
     def _built(self, short: bool) -> Published:
@@ -107,7 +111,9 @@ class Exact:
 
     def changed(self, change: Callable[[Any], Any]) -> "Exact":
         """As Reference.changed."""
-        return Exact(lambda positions: change(self.build(positions)))
+        other = copy.copy(self)
+        other._open(lambda positions: change(self.build(positions)))
+        return other
 
 
 class Called:
@@ -196,7 +202,9 @@ class Called:
 
     def changed(self, change: Callable[[Any], Any]) -> "Called":
         """As Reference.changed."""
-        return Called(change(self.module), self.vocabulary, self.facts.features)
+        other = copy.copy(self)
+        other.module = other.model = change(self.module)
+        return other
 
 
 def _heads(config: Any) -> Tuple[int, int]:

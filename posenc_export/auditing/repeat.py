@@ -94,7 +94,7 @@ def program(
         expected=[float(f"{number:.7g}") for number in right[largest]],
         output=session.interface.output.name,
         row=row,
-        column=int(np.argmax(session.feeds[call].valid[row].cumsum() + before > index)),
+        column=int(np.argmax(session.calls[call].valid[row].cumsum() + before > index)),
         scale=float(f"{scale:.7g}"),
         tolerance=float(f"{limit:.3g}"),
     )
@@ -122,15 +122,15 @@ def _chain(session: ForeignSession, call: int) -> Tuple[List[Step], Dict[str, Ax
     """Return the calls up to one, and how caches are passed on. If the session does more with
     caches than to take slots, only the last call, with its caches.
     """
-    last, chain = session.feeds[call], [session.feeds[call]]
+    last, chain = session.calls[call], [session.calls[call]]
     while chain[0].source != NONE:
-        chain.insert(0, session.feeds[chain[0].source])
-    calls = [(feeds.inputs, feeds.slots) for feeds in chain]
+        chain.insert(0, session.calls[chain[0].source])
+    calls = [(each.inputs, each.slots) for each in chain]
     calls[0] = ({**calls[0][0], **chain[0].caches}, None)
     known = session.interface.caches
     kept: Arrays = {}
-    for feeds, after in itertools.pairwise(chain):
-        results = session.run({**feeds.caches, **feeds.inputs})
+    for each, after in itertools.pairwise(chain):
+        results = session.run({**each.caches, **each.inputs})
         kept = {cache.past.name: results[cache.present] for cache in known}
         if after.slots is not None:
             kept = {

@@ -185,16 +185,15 @@ def _distance(x: np.ndarray, y: np.ndarray) -> float:
     return change / size if size else (np.inf if change else 0.0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Rounding:
     """How a graph whose weights are rounded is compared."""
 
     format: str  # of its weights, such as "8 bits"
     original: Reference
     reference: Reference  # with the numbers of the graph
-    form: Any = None  # the float32 form, as Graph; None if it is not known
-    reason: str = ""  # why it is not
-    carried: Carried = field(default_factory=Carried)
+    form: Any  # the float32 form, as Graph
+    carried: Carried
 
     @property
     def compared(self) -> str:
@@ -221,20 +220,15 @@ class Rounding:
 
 
 def rounding_of(graph: Any, reference: Reference) -> Rounding:
-    """Return how a graph is compared whose weights are rounded."""
-    result = Rounding(graph.rounded, reference, reference)
-    try:
-        form = graph.unrounded()
-    except NotUnrounded as reason:
-        result.reason = str(reason)
-        return result
+    """Return how a graph is compared whose weights are rounded. Raise NotUnrounded if its float32
+    form is not known, or the reference cannot get its weights.
+    """
+    form = graph.unrounded()
     if reference.model is None:
-        result.reason = "the weights of the reference cannot be exchanged"
-        return result
+        raise NotUnrounded("the weights of the reference cannot be exchanged")
     known = carried(form.weights, form.numbers, reference.model)
-    result.form, result.carried = form, known
-    result.reference = reference.changed(lambda model: known.into(copy.deepcopy(model)))
-    return result
+    other = reference.changed(lambda model: known.into(copy.deepcopy(model)))
+    return Rounding(graph.rounded, reference, other, form, known)
 
 
 def accuracy_of(precision: str, exact: float) -> Accuracy:

@@ -4,7 +4,6 @@ Shapes: B batch, S new tokens, P past slots, T = P + S, M capacity, V numbers of
 """
 
 import copy
-from dataclasses import dataclass
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
@@ -17,8 +16,7 @@ TAGS = 3  # numbers behind each output: row, index of the token in it, number of
 NONE = -1  # no call: the caches are empty, or their slots were moved
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One run of a graph. Arrays have one number for each row [B]."""
 
     new: int  # number of columns S
@@ -27,22 +25,15 @@ class Call:
     before: np.ndarray  # number of tokens that each row had in the cache
     padding: np.ndarray  # columns of padding before the tokens of each row, in cache and call
     behind: np.ndarray  # columns of padding behind the new tokens of each row
+    valid: np.ndarray  # columns without padding [B,S]
+    source: int  # the call of its caches, or NONE
+    slots: Optional[np.ndarray]  # of that call, which the caches have [B,P]; None for all
+    inputs: Arrays  # and caches that it was given, if a session keeps them
+    caches: Arrays
 
     @property
     def rows(self) -> int:
         return len(self.start)
-
-
-class Feeds(NamedTuple):
-    """Inputs of a run, its columns without padding [B,S], the call of its caches, or NONE, and the
-    slots [B,P] of that call that the caches have; None for all.
-    """
-
-    inputs: Arrays
-    caches: Arrays
-    source: int
-    valid: np.ndarray
-    slots: Optional[np.ndarray]
 
 
 def taken(array: np.ndarray, rows: int, axis: int, slots: np.ndarray) -> np.ndarray:
@@ -62,7 +53,7 @@ class ForeignSession:
     Args:
         run: runs the graph.
         interface: what its inputs mean.
-        keep: whether to keep the inputs of every run in `feeds`.
+        keep: whether to keep the inputs of every run in `calls`.
     """
 
     def __init__(self, run: Run, interface: Interface, keep: bool = False) -> None:
@@ -72,7 +63,6 @@ class ForeignSession:
     def reset(self) -> None:
         """Remove all rows."""
         self.calls: List[Call] = []  # shared with forks
-        self.feeds: List[Feeds] = []
         self._begin(0, 0)
 
     def _begin(self, rows: int, start: Any) -> None:
@@ -81,7 +71,7 @@ class ForeignSession:
         self.count: np.ndarray = np.zeros(rows, np.int64)  # [B]
         self.valid: np.ndarray = np.zeros((rows, 0), bool)  # [B,P]
         self.cropped, self.source = False, NONE
-        self.slots: Optional[np.ndarray] = None  # as of Feeds
+        self.slots: Optional[np.ndarray] = None  # as of Call
 
     def prefill(
         self,
@@ -143,12 +133,12 @@ class ForeignSession:
             total = np.arange(past + valid.shape[1]) < (self.count + valid.sum(1))[:, None]
         feeds = feeds_of(self.interface, tokens, valid, total, self.start + self.count)
         caches = {cache.past.name: self._past(cache, len(valid)) for cache in self.interface.caches}
-        if self.keep:
-            self.feeds.append(Feeds(feeds, caches, self.source, valid, self.slots))
         results = self.run({**feeds, **caches})
-        padding, behind = total.argmax(1), valid[:, ::-1].argmax(1)
-        call = Call(valid.shape[1], past, self.start, self.count, padding, behind)
         outputs = self._tagged(results[self.interface.output.name], valid)
+        columns = (valid.shape[1], past, self.start, self.count)
+        padding, behind = total.argmax(1), valid[:, ::-1].argmax(1)
+        kept = (feeds, caches) if self.keep else ({}, {})
+        call = Call(*columns, padding, behind, valid, self.source, self.slots, *kept)
         self.source, self.slots = len(self.calls), None
         self.calls.append(call)
         self.count, self.valid = self.count + valid.sum(1), total

@@ -6,7 +6,11 @@ from typing import Any, Dict, Tuple
 import numpy as np
 import pytest
 
-from posenc_export.auditing.answer import COLUMNS, Observed, answer
+from posenc_export.auditing.answer import COLUMNS, Columns, Observed, answer
+
+
+def observed(columns: Columns, limit: float = 1e-5) -> Observed:
+    return Observed([], columns, {}, {}, np.full(len(columns["error"]), limit))
 
 
 @pytest.mark.parametrize("fixed", [False, True])
@@ -18,12 +22,12 @@ def test_what_every_call_has_is_no_cause(fixed: bool) -> None:
     columns["new"] = np.full(tokens, 10)
     columns["rows"] = np.full(tokens, 2) if fixed else 1 + np.arange(tokens) // 20
     columns["error"] = np.where(columns["rows"] == 2, 0.5, 0.0)
-    said = answer(Observed(["cell"], columns, {}, {}), np.full(tokens, 1e-5), {})
+    said = answer(observed(columns), {})
     assert said.cause == ("everywhere" if fixed else "row")
     assert ("several rows" in said.sentence) == (not fixed)
 
 
-def table(*kinds: Tuple[int, int, Dict[str, int]]) -> Observed:
+def table(*kinds: Tuple[int, int, Dict[str, int]], limit: float = 1e-5) -> Observed:
     """Return the tokens of cells of 30 tokens, which are wrong from some token on up to another.
     kinds: these two, and numbers of COLUMNS.
     """
@@ -34,7 +38,7 @@ def table(*kinds: Tuple[int, int, Dict[str, int]]) -> Observed:
         columns["error"] = np.where((index >= first) & (index < end), 0.5, 0.0)
         parts.append([np.broadcast_to(columns.get(name, 0), 30) for name in COLUMNS])
     joined = dict(zip(COLUMNS, np.concatenate(parts, axis=1), strict=True))
-    return Observed([str(cell) for cell in range(len(kinds))], joined, {}, {})
+    return observed(joined, limit)
 
 
 PLAIN: Dict[str, int] = {}
@@ -50,7 +54,7 @@ TABLES = [
 
 @pytest.mark.parametrize("kinds", TABLES)
 def test_the_sentence_names_the_first_wrong_position_of_the_cells(kinds: Any) -> None:
-    said = answer(table(*kinds), np.full(30 * len(kinds), 1e-5), {}).sentence
+    said = answer(table(*kinds), {}).sentence
     firsts = [first for first, _, _ in kinds if first < 30]
     assert min(map(int, re.findall(r"from position (\d+)", said))) == min(firsts), said
     assert ("in every call" in said) == (len(firsts) == len(kinds)), said
@@ -68,18 +72,18 @@ def test_the_sentence_names_the_first_wrong_position_of_the_cells(kinds: Any) ->
 )
 def test_a_cause_is_said_only_of_what_was_observed(features: Dict[str, int], cause: str) -> None:
     kinds = [(0, 30, features), (30, 30, PLAIN if features else CACHE)]
-    said = answer(table(*kinds), np.full(60, 1e-5), {})
+    said = answer(table(*kinds), {})
     assert said.cause == cause and "every call" not in said.sentence
     for claim in ("not applied", "influence", "counts slots", "not ignored"):
         assert claim not in said.sentence
     infinite = table(*kinds)
     infinite.columns["error"][:30] = np.inf
-    assert answer(infinite, np.full(60, 1e-5), {}).cause == "not finite"
+    assert answer(infinite, {}).cause == "not finite"
 
 
 @pytest.mark.parametrize("cause", ["angles", "position"])
 def test_small_errors_are_of_angles_if_they_grow_gradually(cause: str) -> None:
-    seen = table((16, 30, PLAIN))
+    seen = table((16, 30, PLAIN), limit=1.65e-5)
     error = 1e-6 * (1 + seen.columns["index"])
     seen.columns["error"] = np.where(cause == "angles" or error < 1.65e-5, error, 8e-4)
-    assert answer(seen, np.full(30, 1.65e-5), {}).cause == cause
+    assert answer(seen, {}).cause == cause

@@ -134,6 +134,6 @@ class _Longer:
 def test_rows_on_both_sides_of_an_original_length_are_not_compared() -> None:
     inputs = [Value(name, "int64", ("b", "s")) for name in ("input_ids", "attention_mask")]
     read = interface(inputs, [Value("logits", "float32", ("b", "s", 5))])
-    names = [cell.name for cell in plan(read, _Longer(), quick=False).cells]
+    names = [cell.name for cell in plan(read, _Longer(), quick=False)[0]]
     assert "batch 1, start 0: rows padded behind" in names
     assert "batch 3, start 0: rows padded behind" not in names
