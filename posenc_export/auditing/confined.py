@@ -241,15 +241,16 @@ def opened(graph: Any, seconds: float) -> Tuple[Path, Any]:
             rule = f"a folder with {' or '.join(OF_FOLDERS)}"
             raise refusal("audit", rule, f"{path} without these", "give the file of the graph")
         path = files[0]
-    if not path.exists():
-        raise refusal("audit", "the file of a graph", f"{path}, which does not exist", "correct it")
     if not path.is_file():
-        raise refusal("audit", "the file of a graph", f"{path}, which is no file", "give one")
-    return path, _bounded(Confined(path, seconds))
+        why = "is no file" if path.exists() else "does not exist"
+        raise refusal("audit", "the file of a graph", f"{path}, which {why}", "correct it")
+    graph = Confined(path, seconds)
+    _check_sizes(graph)
+    return path, graph
 
 
-def _bounded(graph: Any) -> Any:
-    """Return a graph. Raise ValueError if its fixed axes ask for more memory than a call gets."""
+def _check_sizes(graph: Any) -> None:
+    """Raise ValueError if the fixed axes of a graph ask for more memory than a call gets."""
     values = (*graph.inputs, *graph.outputs)
     fixed = [[axis for axis in value.axes if isinstance(axis, int)] for value in values]
     size = sum(math.prod(axes) for axes in fixed)
@@ -257,7 +258,6 @@ def _bounded(graph: Any) -> Any:
         rule = f"inputs and outputs whose fixed axes ask for at most {LARGEST:,} numbers"
         got = f"{size:,} in {len(values)} values"
         raise refusal("audit", rule, got, "export it with smaller axes, or open ones")
-    return graph
 
 
 def graph_of(path: Path) -> Any:
@@ -287,13 +287,7 @@ def _check_external(path: Path) -> None:
         rule, got = "a graph that ONNX Runtime loads on the CPU", f"{path}: {error}"
         raise refusal("audit", rule, got, "give another file") from None
     for name in names:
-        _check_beside(path, name)
-
-
-def _check_beside(path: Path, name: str) -> None:
-    """Raise ValueError for a file of weights that is not in the folder of its graph or no file."""
-    place = path.parent / name
-    inside = not Path(name).is_absolute() and ".." not in Path(name).parts
-    if not inside or place.exists() and not place.is_file():
-        rule = "a graph that reads files of its folder alone"
-        raise refusal("audit", rule, f"{path} that reads {name[:200]!r}", "give another file")
+        place, outside = path.parent / name, Path(name).is_absolute() or ".." in Path(name).parts
+        if outside or place.exists() and not place.is_file():
+            rule = "a graph that reads files of its folder alone"
+            raise refusal("audit", rule, f"{path} that reads {name[:200]!r}", "give another file")

@@ -5,7 +5,8 @@ An operator whose result is known only as equal for equal inputs is a function w
 
 import math
 from contextlib import suppress
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from functools import reduce
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import z3
 
@@ -80,14 +81,7 @@ def _element_wise(function: Callable[..., Any]) -> Callable[..., Tensor]:
 
 def _folded(function: Callable[[Any, Any], Any]) -> Callable[..., Tensor]:
     """Return an operator of any number of inputs."""
-
-    def operator(context: Translation, node: Node, *tensors: Tensor) -> Tensor:
-        result = tensors[0]
-        for tensor in tensors[1:]:
-            result = broadcast(function, result, tensor)
-        return result
-
-    return operator
+    return _element_wise(lambda *entries: reduce(function, entries))
 
 
 def _numbers(function: Callable[[Any, Any], Any], hides: bool = False) -> Callable[[Any, Any], Any]:
@@ -176,31 +170,33 @@ def _function(context: Translation, node: Node, *tensors: Tensor) -> Tensor:
     return broadcast(of, *tensors)
 
 
+def _undefined(context: Translation, node: Node, shape: Sequence[Any]) -> Tensor:
+    return Tensor(shape, lambda index: context.undefined(node.outputs[0], index))
+
+
 def _weighted(context: Translation, node: Node, x: Tensor, weights: Tensor, *_: Tensor) -> Tensor:
     """Translate a product with weights, or that plus a bias, without a definition."""
     size = weights.shape[-2 if node.attributes.get("transB") else -1]
-    name = node.outputs[0]
-    return Tensor([*x.shape[:-1], size], lambda index: context.undefined(name, index))
+    return _undefined(context, node, [*x.shape[:-1], size])
 
 
 def _like_first(context: Translation, node: Node, x: Tensor, *_: Any) -> Tensor:
     """Translate an operator that changes numbers and no shape, without a definition."""
-    return Tensor(x.shape, lambda index: context.undefined(node.outputs[0], index))
+    return _undefined(context, node, x.shape)
 
 
-def _over_axes(node: Node, rank: int, axes: Optional[Tensor]) -> List[int]:
-    return [_axis(axis, rank) for axis in _known(axes, node.attributes.get("axes", range(rank)))]
+def _over_axes(node: Node, x: Tensor, axes: Optional[Tensor]) -> Tuple[List[int], List[Any]]:
+    """Return the axes that an operator adds up, and the shape of its result with them."""
+    rank = len(x.shape)
+    over = [_axis(axis, rank) for axis in _known(axes, node.attributes.get("axes", range(rank)))]
+    return over, [1 if axis in over else size for axis, size in enumerate(x.shape)]
 
 
-def undefined_sum(
-    context: Translation, node: Node, x: Tensor, axes: Optional[Tensor] = None
-) -> Tensor:
-    """Translate a sum or mean over axes, without a definition."""
-    over = _over_axes(node, len(x.shape), axes)
-    shape = [1 if axis in over else size for axis, size in enumerate(x.shape)]
+def _mean(context: Translation, node: Node, x: Tensor, axes: Optional[Tensor] = None) -> Tensor:
+    """Translate a mean over axes, without a definition."""
     if not node.attributes.get("keepdims", 1):
         raise Untranslated(f"{node.operator} without its axis")
-    return Tensor(shape, lambda index: context.undefined(node.outputs[0], index))
+    return _undefined(context, node, _over_axes(node, x, axes)[1])
 
 
 def _axis(axis: int, rank: int) -> int:
@@ -522,35 +518,27 @@ def _scatter(context: Translation, node: Node, x: Tensor, new: Tensor, first: Te
     return Tensor(x.shape, at)
 
 
-def _reduced(x: Tensor, keepdims: Any) -> Tensor:
-    return Tensor([*x.shape, 1], lambda index: x.at(index[:-1])) if keepdims else x
-
-
 def _sum(context: Translation, node: Node, x: Tensor, axes: Optional[Tensor] = None) -> Tensor:
     """CumSum, ReduceSum, ReduceMax or ReduceMin; the result is known for some of what it adds."""
-    cumulative, rank = node.operator == "CumSum", len(x.shape)
-    over = _over_axes(node, rank, axes)
+    cumulative, (over, ones) = node.operator == "CumSum", _over_axes(node, x, axes)
     if cumulative and (node.attributes.get("exclusive") or node.attributes.get("reverse")):
         raise Untranslated("a sum in another order")
     entries, one = broadcast(whole_number, x), not cumulative and node.attributes.get("keepdims", 1)
-    sizes = [1 if one and axis in over else size for axis, size in enumerate(x.shape)]
-    kept = [size for axis, size in enumerate(sizes) if one or cumulative or axis not in over]
+    left = [size for axis, size in enumerate(x.shape) if axis not in over]
+    shape = x.shape if cumulative else ones if one else left
 
     def unknown(index: Index) -> Any:
         raise Untranslated(f"{node.operator} of values without a known sum")
 
-    try:
+    with suppress(Untranslated):  # a sum of unknown sums
         zeros = Tensor(x.shape, lambda index: 0)
         if node.operator in ("CumSum", "ReduceSum") and context.solver.same(entries, zeros):
-            return Tensor(kept, lambda index: 0)
+            return Tensor(shape, lambda index: 0)
         for operator, summed, result in context.sums:
-            last = over == [len(summed.shape) - 1]
-            if operator == node.operator and last and len(summed.shape) == rank:
-                if context.solver.same(entries, summed):
-                    return _reduced(result, one)
-    except Untranslated:  # a sum of unknown sums
-        pass
-    return Tensor(kept, unknown)
+            fits = operator == node.operator and len(summed.shape) == len(x.shape)
+            if fits and over == [len(x.shape) - 1] and context.solver.same(entries, summed):
+                return _with_sizes(context, result, [*result.shape, 1]) if one else result
+    return Tensor(shape, unknown)
 
 
 # Operators without a definition: functions of single numbers, and others of many.
@@ -563,7 +551,7 @@ UNDEFINED: Dict[str, Operator] = {
     **dict.fromkeys(OF_MANY, _like_first),
     "MatMul": _weighted,
     "Gemm": _weighted,
-    "ReduceMean": undefined_sum,
+    "ReduceMean": _mean,
 }
 OPERATORS: Dict[str, Operator] = {
     **UNDEFINED,
