@@ -80,8 +80,6 @@ CHOICES = {
     "rope_normalized-grid": "rows=400,columns=70",
     "rope_normalized-video": "frames=50,rotary=12,points=ends,spectrum=linear,layout=interleaved",
     "mrope-partial": "rotary=12,layout=interleaved",
-    "mrope-yarn": "factor=4.0,original_max_positions=64",
-    "mrope_interleaved-yarn": ("factor=8.0,original_max_positions=64,truncate=no"),
     "mrope-alternating": "order=alternating,layout=interleaved",
     "mrope_interleaved-partial": "rotary=12",
     "xdrope-sections": "text=3,width=2,height=1,alpha=4.0",

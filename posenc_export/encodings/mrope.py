@@ -5,12 +5,11 @@
 from typing import List, Literal, Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout
-from posenc_export.encodings.shared.yarn import Truncate, YaRN, YaRNGrid
+from posenc_export.encodings.shared.rotary import Layout, RotaryGrid
 from posenc_export.shared.refusal import refusal
 
 
-class MRoPE(YaRNGrid):
+class MRoPE(RotaryGrid):
     """Pair k is rotated by w_k c, w_k = theta^(-2k/r), c a coordinate: time for the first `time`
     pairs, height for the next `height`, width for the rest.
 
@@ -27,10 +26,9 @@ class MRoPE(YaRNGrid):
         theta, layout: see RoPE.
         rotary: rotary size r; D if not given, D/2 in GLM-4V.
         order: "sections", as Qwen2-VL and GLM-4V, or "alternating", as Ernie 4.5 VL.
-        factor: factor of YaRN by which the range is extended; 1 for no scaling.
-        original_max_positions, beta_fast, beta_slow, attention_factor, truncate: parameters of
-            YaRN, see rope_yarn; only with factor above 1.
     """
+
+    axes = 3
 
     def __init__(
         self,
@@ -41,16 +39,9 @@ class MRoPE(YaRNGrid):
         layout: Layout = "half",
         rotary: Optional[int] = None,
         order: Literal["sections", "alternating"] = "sections",
-        factor: float = 1.0,
-        original_max_positions: int = 32768,
-        beta_fast: float = 32.0,
-        beta_slow: float = 1.0,
-        attention_factor: Optional[float] = None,
-        truncate: Truncate = "yes",
     ) -> None:
-        length = original_max_positions
-        yarn = YaRN(factor, length, beta_fast, beta_slow, attention_factor, truncate)
-        super().__init__(geometry, layout, theta, rotary, yarn)
+        super().__init__(geometry, layout, rotary, least=6)
+        self.theta = float(theta)
         axes = _sections if order == "sections" else _alternating
         self.axis_of_pair = axes(self.size, time, height)
         self.tabulate()

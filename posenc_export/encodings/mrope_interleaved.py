@@ -5,12 +5,11 @@ spectrum (Qwen3-VL 2025).
 from typing import Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout
-from posenc_export.encodings.shared.yarn import Truncate, YaRN, YaRNGrid
+from posenc_export.encodings.shared.rotary import Layout, RotaryGrid
 from posenc_export.shared.refusal import refusal
 
 
-class MRoPEInterleaved(YaRNGrid):
+class MRoPEInterleaved(RotaryGrid):
     """Pair k is rotated by w_k c, w_k = theta^(-2k/r), c a coordinate: height if k mod 3 = 1 and k
     < 3 height, width if k mod 3 = 2 and k < 3 width, else time.
 
@@ -24,10 +23,9 @@ class MRoPEInterleaved(YaRNGrid):
             Qwen3-VL.
         theta, layout: see RoPE; layout pairs entries, not axes.
         rotary: rotary size r; D if not given, D/4 in Qwen3.5.
-        factor: factor of YaRN by which the range is extended; 1 for no scaling.
-        original_max_positions, beta_fast, beta_slow, attention_factor, truncate: parameters of
-            YaRN, see rope_yarn; only with factor above 1.
     """
+
+    axes = 3
 
     def __init__(
         self,
@@ -37,16 +35,9 @@ class MRoPEInterleaved(YaRNGrid):
         theta: float = 5000000.0,
         layout: Layout = "half",
         rotary: Optional[int] = None,
-        factor: float = 1.0,
-        original_max_positions: int = 32768,
-        beta_fast: float = 32.0,
-        beta_slow: float = 1.0,
-        attention_factor: Optional[float] = None,
-        truncate: Truncate = "yes",
     ) -> None:
-        length = original_max_positions
-        yarn = YaRN(factor, length, beta_fast, beta_slow, attention_factor, truncate)
-        super().__init__(geometry, layout, theta, rotary, yarn)
+        super().__init__(geometry, layout, rotary, least=6)
+        self.theta = float(theta)
         pairs = self.size // 2
         second, third = height or pairs // 3, width or pairs // 3
         if not 1 <= second <= (pairs + 1) // 3 or not 1 <= third <= pairs // 3:

@@ -11,15 +11,9 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import Layout, Place, Rotary, RotationOracle
-from posenc_export.encodings.shared.yarn import (
-    Truncate,
-    YaRN,
-    magnitude_of,
-    ramp_of,
-    stretched,
-)
 from posenc_export.shared.refusal import refusal
 
+Truncate = Literal["yes", "no"]
 Temperature = Literal["rotation", "scores"]
 
 
@@ -62,7 +56,8 @@ class RoPEYaRN(Rotary):
         return ops.rotate_both(q, k, positions, cos, sin, self.interleaved)
 
     def frequency(self, k: int) -> float:
-        return self.scaling.frequency(1 / math.pow(self.theta, 2 * k / self.size), k)
+        share = min(max((k - self.low) / ((self.high - self.low) or 0.001), 0.0), 1.0)
+        return 1 / math.pow(self.theta, 2 * k / self.size) * (1 - share + share / self.factor)
 
     def __init__(
         self,
@@ -81,21 +76,40 @@ class RoPEYaRN(Rotary):
         temperature: Temperature = "rotation",
     ) -> None:
         super().__init__(geometry, layout, rotary)
+        if not theta > 1:
+            raise refusal("rope_yarn", "theta above 1", theta)
+        if not beta_fast > beta_slow > 0:
+            rule = "beta_fast above beta_slow above 0"
+            raise refusal("rope_yarn", rule, f"{beta_fast} and {beta_slow}")
+        self.theta, self.factor, self.on_scores = float(theta), float(factor), 1.0
         length = original_max_positions
-        yarn = YaRN(factor, length, beta_fast, beta_slow, attention_factor, truncate)
-        self.theta, self.on_scores = float(theta), 1.0
-        self.scaling = ramp_of("rope_yarn", yarn, theta, self.size)
-        self.magnitude = magnitude_of(yarn, mscale, mscale_all_dim)
+        first, last = (self.pair(turns, length) for turns in (beta_fast, beta_slow))
+        if truncate == "yes":
+            first, last = math.floor(first), math.ceil(last)
+        self.low, self.high = max(first, 0), min(last, self.size - 1)
+        of_all = _stretched(factor, mscale_all_dim)
+        both = mscale and mscale_all_dim
+        own = _stretched(factor, mscale) / of_all if both else _stretched(factor, 1.0)
+        self.magnitude = own if attention_factor is None else float(attention_factor)
         if temperature == "scores":
             if not mscale_all_dim:
                 rule = "mscale_all_dim above 0 with temperature=scores"
                 raise refusal("rope_yarn", rule, mscale_all_dim, "set mscale_all_dim")
-            on_scores = stretched(factor, mscale_all_dim)
             if self.size == geometry.head_size:  # a fused kernel reads the tables alone
-                self.magnitude *= on_scores
+                self.magnitude *= of_all
             else:
-                self.on_scores = on_scores**2
+                self.on_scores = of_all**2
         self.tabulate()
+
+    def pair(self, turns: float, length: int) -> float:
+        """The pair, as a real number, that makes `turns` turns within `length` tokens."""
+        turning = math.log(length / (turns * 2 * math.pi))
+        return self.size * turning / (2 * math.log(self.theta))
+
+
+def _stretched(factor: float, scale: float) -> float:
+    """m(scale) = 0.1 scale ln(factor) + 1, or 1 if factor is at most 1."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
 class RoPEYaRNOracle(RotationOracle, of=RoPEYaRN):

@@ -69,7 +69,7 @@ OUTSIDE = """
     rope_linear:factor=0 rope_trained:trains=nothing rope_trained:theta=0 rope_yarn:mscale=-1
     rope_yarn:truncate=true rope_yarn:temperature=on
     pope:theta=0 logn:trained=1 logn:form=sqrt
-    mrope:factor=0.5 mrope:order=turns rope_axial:axes=1 rope_axial:spectrum=one
+    mrope:order=turns rope_axial:axes=1 rope_axial:spectrum=one
     rope_normalized:rows=-1 rope_normalized:points=corners rope_normalized:highest=0
     rope_axial:theta=0 rope_2d:theta=-1 t5:buckets=1 t5:max_distance=3 t5:scores=half
     kerple:kernel=cubic fire:hidden=0 dynamic_bias:distance=squared dynamic_bias:norm=rms
@@ -119,10 +119,6 @@ def test_a_value_outside_of_what_a_parameter_declares_is_refused(spec: str) -> N
     ("logn:form=steps,period=0", "period of at least 1"),
     ("logn:first=0", "expected first of 1, or 0 with form=steps"),
     ("mrope:time=8", "expected sections above 0"),
-    ("mrope:factor=2,attention_factor=0", "expected attention_factor above 0"),
-    ("mrope:beta_fast=16", "mrope: expected factor above 1 with original_max_positions"),
-    ("mrope_interleaved:factor=2,beta_fast=1",
-        "mrope_interleaved: expected beta_fast above beta_slow"),
     ("mrope:order=alternating,time=3",
         "as many alternating pairs for height as for width, and the others of 8 pairs"),
     ("mrope:order=alternating,time=2,height=2", "got time=2, height=2; set time=8 - 2 height"),

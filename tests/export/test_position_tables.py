@@ -67,7 +67,7 @@ STATED = [
     ("sinusoidal_2d", "of_row"),
     ("transformer_xl", "waves"),
     ("sandwich", "sums"),
-    ("mrope-yarn", "cos"),
+    ("mrope", "cos"),
 ]
 
 
