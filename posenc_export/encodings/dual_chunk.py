@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Seen, Table
+from posenc_export.encodings.shared.base import Geometry, Seen
 from posenc_export.encodings.shared.oracles import Rows
 from posenc_export.encodings.shared.rotary import Layout, Rotation, RotationOracle
 from posenc_export.shared.refusal import refusal
@@ -101,9 +101,14 @@ class DualChunk(Rotation):
         self.count = self.limit + 1  # rows of the tables
         self.tabulate()
         self.grows = 0 < self.trained < geometry.max_positions
-        counts = np.arange(1, geometry.max_positions + 1 if self.grows else 2)[:, None]
-        logs = np.log(np.maximum(counts / max(self.trained, 1), 1.0))
-        self.factors = Table((0.1 * logs + 1) ** 2 if self.grows else np.ones((1, 1)))
+        self.factors = self.filled("factors", geometry.max_positions if self.grows else 1)
+
+    def formulas(self) -> Mapping[str, Rows]:
+        def factors(positions: np.ndarray) -> np.ndarray:
+            grown = (positions + 1) / self.trained if self.grows else np.ones_like(positions)
+            return np.asarray((0.1 * np.log(np.maximum(grown, 1.0)) + 1) ** 2)
+
+        return {**super().formulas(), "factors": factors}
 
     def turned(self, q: Tensor, places: Tensor) -> Tensor:
         """Rotate q [B,S,H,D] by places [B,S] int64."""
@@ -113,9 +118,6 @@ class DualChunk(Rotation):
 
 
 class DualChunkOracle(RotationOracle, of=DualChunk):
-    def tables(self) -> Mapping[str, Rows]:
-        return {**super().tables(), "factors": np.vectorize(self.factor)}
-
     def factor(self, position: float) -> float:
         e = self.encoding
         if not e.grows or position < e.trained:

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from posenc_export.encodings.shared import sinusoids
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows
 
 
 class Infused(PositionEncoding):
@@ -31,19 +31,16 @@ class Infused(PositionEncoding):
         added = self.waves(positions).unsqueeze(2)
         return (q + added).to(q.dtype), (k + added).to(k.dtype)
 
+    def formulas(self) -> Mapping[str, Rows]:
+        return {"waves": sinusoids.formula(self.size, self.base)}
+
     def __init__(self, geometry: Geometry, base: float = 10000.0) -> None:
         super().__init__()
         self.check_multiple("head size", geometry.head_size)
-        self.base = float(base)
-        frequencies = sinusoids.frequencies(geometry.head_size, self.base)
-        angles = np.arange(geometry.max_positions)[:, None] * frequencies
-        self.waves = Table(sinusoids.rows(angles))
+        self.size, self.base = geometry.head_size, float(base)
+        self.waves = self.filled("waves", geometry.max_positions)
 
 
 class InfusedOracle(Oracle, of=Infused):
-    def tables(self) -> Mapping[str, Rows]:
-        e = self.encoding
-        return {"waves": sinusoids.formula(e.waves.rows.size(1), e.base)}
-
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
         return x + sinusoids.row(position, len(x), self.encoding.base)

@@ -8,7 +8,7 @@ from typing import Dict, Literal, Mapping, Tuple
 import numpy as np
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows
 
 
 class LogN(PositionEncoding):
@@ -36,6 +36,12 @@ class LogN(PositionEncoding):
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
         return (q * self.factors(positions).unsqueeze(3)).to(q.dtype), k
 
+    def formulas(self) -> Mapping[str, Rows]:
+        if self.form == "log":
+            return {"factors": lambda p: np.maximum(1.0, np.log(p + 1) / math.log(self.trained))}
+        steps = lambda p: (p + self.first) // self.period  # noqa: E731
+        return {"factors": lambda p: 1 + self.temperature * np.log1p(steps(p))}
+
     def edges(self) -> Dict[str, int]:
         last = self.period - self.first if self.form == "steps" else self.trained
         return {f"temperature from {last}": last}
@@ -57,24 +63,15 @@ class LogN(PositionEncoding):
             )
         self.trained, self.form, self.temperature = trained, form, float(temperature)
         self.period, self.first = period, first
-        counts = np.arange(first, geometry.max_positions + first)
-        if form == "steps":
-            factors = 1 + temperature * np.log1p(counts // period)
-        else:
-            factors = np.maximum(1.0, np.log(counts) / math.log(trained))
-        self.factors = Table(factors[:, None])
+        self.factors = self.filled("factors", geometry.max_positions)
 
 
 class LogNOracle(Oracle, of=LogN):
-    def tables(self) -> Mapping[str, Rows]:
+    def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
         e = self.encoding
         if e.form == "log":
-            return {"factors": lambda p: np.maximum(1.0, np.log(p + 1) / np.log(e.trained))}
-        steps = lambda p: np.floor((p + e.first) / e.period)  # noqa: E731
-        return {"factors": lambda p: 1 + e.temperature * np.log(1 + steps(p))}
-
-    def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
-        return x * self.row_of("factors", position)
+            return x * max(1.0, math.log(position + 1, e.trained))
+        return x * (1 + e.temperature * math.log(1 + (position + e.first) // e.period))
 
     def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
         return x

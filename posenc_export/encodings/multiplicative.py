@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared import sinusoids
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows
 
 
 class Multiplicative(PositionEncoding):
@@ -22,28 +22,25 @@ class Multiplicative(PositionEncoding):
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
         return x * self.factors(positions.clamp(min=0)).to(x.dtype)
 
+    def formulas(self) -> Mapping[str, Rows]:
+        return {} if self.learned else {"factors": sinusoids.formula(self.width)}
+
     def __init__(
         self, geometry: Geometry, table: Literal["learned", "sinusoidal"] = "learned"
     ) -> None:
         super().__init__()
         self.factors: torch.nn.Module
-        if table == "learned":
+        self.width, self.learned = geometry.width, table == "learned"
+        if self.learned:
             trained = torch.nn.Embedding(geometry.max_positions, geometry.width)
             torch.nn.init.normal_(trained.weight, mean=1.0, std=0.2)
             self.factors = trained
             return
         self.check_multiple("width", geometry.width, 2, "choose another width or table=learned")
-        positions = np.arange(geometry.max_positions)[:, None]
-        self.factors = Table(sinusoids.rows(positions * sinusoids.frequencies(geometry.width)))
+        self.factors = self.filled("factors", geometry.max_positions)
 
 
 class MultiplicativeOracle(Oracle, of=Multiplicative):
-    def tables(self) -> Mapping[str, Rows]:
-        factors = self.encoding.factors
-        if not hasattr(factors, "rows"):
-            return {}
-        return {"factors": sinusoids.formula(factors.rows.size(1))}
-
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
         trained = self.weights.get("factors.weight")
         return x * (sinusoids.row(position, len(x)) if trained is None else trained[position])

@@ -49,11 +49,14 @@ class PoPE(PositionEncoding):
         )
         return turned_q.to(q.dtype), turned_k.to(k.dtype)
 
+    def formulas(self) -> Mapping[str, Rows]:
+        return waves_of(lambda positions: positions * self.frequencies)
+
     def __init__(self, geometry: Geometry, theta: float = 10000.0) -> None:
         super().__init__()
         self.theta = float(theta)
-        frequencies = self.theta ** (-np.arange(geometry.head_size) / geometry.head_size)
-        self.cos, self.sin = wave_tables(frequencies.tolist(), geometry.max_positions)
+        self.frequencies = self.theta ** (-np.arange(geometry.head_size) / geometry.head_size)
+        self.cos, self.sin = wave_tables(self.frequencies.tolist(), geometry.max_positions)
         self.phase = Exact(2 * math.pi * torch.rand(geometry.heads, geometry.head_size))
 
     def key_size(self, head_size: int) -> int:
@@ -62,10 +65,6 @@ class PoPE(PositionEncoding):
 
 class PoPEOracle(Oracle, of=PoPE):
     """Computes the vectors in the plane as complex numbers; real parts come first."""
-
-    def tables(self) -> Mapping[str, Rows]:
-        e, size = self.encoding, self.encoding.cos.rows.size(1)
-        return waves_of([math.pow(e.theta, -c / size) for c in range(size)])
 
     def rotated(self, x: np.ndarray, position: int, phase: np.ndarray) -> np.ndarray:
         """Rotate x [D] to [2D]."""

@@ -55,6 +55,9 @@ class RoPEDynamic(Rotation):
             scale,
         )
 
+    def formulas(self) -> Mapping[str, Rows]:
+        return {**super().formulas(), "first": self.frequencies}
+
     def edges(self) -> Dict[str, int]:
         return {f"original length {self.original}": self.original}
 
@@ -83,9 +86,6 @@ class RoPEDynamic(Rotation):
 
 
 class RoPEDynamicOracle(RotationOracle, of=RoPEDynamic):
-    def tables(self) -> Mapping[str, Rows]:
-        return {**super().tables(), "first": self.encoding.frequencies}
-
     def further(self, x: np.ndarray, position: int, query: int) -> np.ndarray:
         """Rotate x [D] for a query, after its rotation up to L."""
         (drift,) = np.diff(self.encoding.frequencies(np.array([[0], [query]])), axis=0)

@@ -74,6 +74,12 @@ class RoPELongRoPE(Rotation):
         """The frequency of the first tables."""
         return self.frequencies(self.lengths == "long")[k]
 
+    def formulas(self) -> Mapping[str, Rows]:
+        def far(positions: np.ndarray) -> np.ndarray:
+            return positions * np.array(self.frequencies(True))
+
+        return {**super().formulas(), **waves_of(far, self.magnitude, ("long_cos", "long_sin"))}
+
     def edges(self) -> Dict[str, int]:
         return {} if self.fixed else {f"original length {self.original}": self.original}
 
@@ -137,10 +143,6 @@ def _factors(name: str, text: Factors, count: int) -> List[float]:
 
 
 class RoPELongRoPEOracle(RotationOracle, of=RoPELongRoPE):
-    def tables(self) -> Mapping[str, Rows]:
-        far, magnitude = self.encoding.frequencies(True), self.encoding.magnitude
-        return {**super().tables(), **waves_of(far, magnitude, ("long_cos", "long_sin"))}
-
     def rotated(self, x: np.ndarray, position: int, seen: int) -> np.ndarray:
         """Rotate x [D] for a query that has seen `seen` tokens."""
         e = self.encoding

@@ -12,7 +12,6 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.encodings.shared import sinusoids
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
-from posenc_export.encodings.shared.rotary import waves_of
 
 
 class Sandwich(PositionEncoding):
@@ -42,23 +41,19 @@ class Sandwich(PositionEncoding):
         sums = torch.nn.functional.embedding(distances, self.sums.rows).squeeze(4)  # [B,1,S,T]
         return sums * self.ratios.rows.view(-1, 1, 1)
 
+    def formulas(self) -> Mapping[str, Rows]:
+        waves = sinusoids.frequencies(self.dims, self.base)
+        return {"sums": lambda positions: sum(np.cos(positions * w) for w in waves) - self.dims / 2}
+
     def __init__(self, geometry: Geometry, dims: int = 128, base: float = 10000.0) -> None:
         super().__init__()
         self.check_multiple("dims", dims, 2, "set dims=N")
         self.dims, self.base, self.heads = dims, float(base), geometry.heads
-        sums = np.zeros(geometry.max_positions)
-        for frequency in sinusoids.frequencies(dims, self.base):
-            sums += np.cos(np.arange(geometry.max_positions) * frequency)
-        self.sums = Table(sums[:, None] - dims / 2)
+        self.sums = self.filled("sums", geometry.max_positions)
         self.ratios = Table(geometry.heads / (8 * np.arange(1, geometry.heads + 1)))
 
 
 class SandwichOracle(Oracle, of=Sandwich):
-    def tables(self) -> Mapping[str, Rows]:
-        e = self.encoding
-        cosines = waves_of([math.pow(e.base, -n / e.dims) for n in range(0, e.dims, 2)])
-        return {"sums": lambda p: cosines["cos"](p).sum(1, keepdims=True) - e.dims / 2}
-
     def bias(self, head: int, query: int, key: int) -> float:
         e = self.encoding
         of_query, of_key = (sinusoids.row(p, e.dims, e.base) for p in (query, key))

@@ -1,6 +1,5 @@
 """Sinusoidal absolute encoding (Vaswani et al. 2017, Attention Is All You Need, 3.5)."""
 
-import math
 from typing import Literal, Mapping
 
 import numpy as np
@@ -60,16 +59,22 @@ class Sinusoidal(PositionEncoding):
         self.steps = half - (divisor == "fairseq")
         self.offset, self.scale, self.factor = offset, float(scale), float(factor)
         self.computed = angles == "computed"
-        frequencies = self.base ** (-np.arange(half) / max(self.steps, 1))
+        self.pairs, frequencies = half, self.base ** (-np.arange(half) / max(self.steps, 1))
         # Two float32 parts, which together have 48 significant bits.
         high = frequencies.astype(np.float32)
         self.frequencies = Table(np.stack((high, frequencies - high)))
         # Computed rows leave one unused row in the table, because torch.export writes no empty
         # table.
         count = 1 if self.computed else geometry.max_positions
-        positions = np.arange(count, dtype=np.float64)[:, None] + offset
-        rows = sinusoids.rows(positions * frequencies, self.interleaved)
-        self.table = Table(self.factor * np.pad(rows, ((0, 0), (0, self.unencoded))))
+        self.table = self.filled("table", count)
+
+    def formulas(self) -> Mapping[str, Rows]:
+        def table(positions: np.ndarray) -> np.ndarray:
+            frequencies = self.base ** (-np.arange(self.pairs) / max(self.steps, 1))
+            rows = sinusoids.rows((positions + self.offset) * frequencies, self.interleaved)
+            return self.factor * np.pad(rows, ((0, 0), (0, self.unencoded)))
+
+        return {"table": table}
 
     def waves(self, positions: Tensor) -> Tensor:
         """Compute the rows [B,S,E] float32 at positions [B,S] int64."""
@@ -93,15 +98,6 @@ class Sinusoidal(PositionEncoding):
 
 
 class SinusoidalOracle(Oracle, of=Sinusoidal):
-    def tables(self) -> Mapping[str, Rows]:
-        e, pairs = self.encoding, self.encoding.table.rows.size(1) // 2
-        powers = np.array([math.pow(e.base, k / max(e.steps, 1)) for k in range(pairs)])
-
-        def table(positions: np.ndarray) -> np.ndarray:
-            rows = sinusoids.rows((positions + e.offset) / powers, e.interleaved)
-            return e.factor * np.pad(rows, ((0, 0), (0, e.unencoded)))
-
-        return {"table": table}
-
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
-        return x * self.encoding.scale + self.row_of("table", position)
+        row = self.tables()["table"](np.array([[float(position)]]))[0]
+        return x * self.encoding.scale + row

@@ -2,7 +2,7 @@
 Zhao et al. 2023, RT-DETR).
 """
 
-import math
+import functools
 from typing import Literal, Mapping
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared import sinusoids
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows
 from posenc_export.encodings.shared.rotary import Place
 
 
@@ -58,31 +58,26 @@ class Sinusoidal2D(PositionEncoding):
         self.check_multiple("width", geometry.width, 4)
         self.base, self.interleaved = float(base), layout == "interleaved"
         self.first, self.scale, self.factor = int(first == "column"), float(scale), float(factor)
-        places, pairs = np.arange(geometry.max_positions)[:, None], geometry.width // 4
-        frequencies = self.base ** (-np.arange(pairs) / pairs)
-        rows_of_all = self.factor * sinusoids.rows(places * frequencies, self.interleaved)
-        self.counts = (rows or len(places), columns or len(places))
-        tables = [Table(rows_of_all * (places < count)) for count in self.counts]
-        self.of_row, self.of_column = tables
+        count = geometry.max_positions
+        self.pairs, self.counts = geometry.width // 4, (rows or count, columns or count)
+        self.of_row, self.of_column = (self.filled(name, count) for name in self.formulas())
+
+    def formulas(self) -> Mapping[str, Rows]:
+        frequencies = self.base ** (-np.arange(self.pairs) / self.pairs)
+
+        def waves(places: np.ndarray, count: int) -> np.ndarray:
+            rows = self.factor * sinusoids.rows(places * frequencies, self.interleaved)
+            return np.where(places < count, rows, 0.0)
+
+        rows, columns = (functools.partial(waves, count=count) for count in self.counts)
+        return {"of_row": rows, "of_column": columns}
 
 
 class Sinusoidal2DOracle(Oracle, of=Sinusoidal2D):
-    def tables(self) -> Mapping[str, Rows]:
-        return {"of_row": self.rows(0), "of_column": self.rows(1)}
-
-    def rows(self, axis: int) -> Rows:
-        e, pairs = self.encoding, self.encoding.of_row.rows.size(1) // 2
-        powers = np.array([math.pow(e.base, k / pairs) for k in range(pairs)])
-
-        def of_places(places: np.ndarray) -> np.ndarray:
-            waves = e.factor * sinusoids.rows(places / powers, e.interleaved)
-            return np.where(places < e.counts[axis], waves, 0.0)
-
-        return of_places
-
     def embed(self, x: np.ndarray, position: Place) -> np.ndarray:
         """Encode x [E]; position is the row and column of a token, or one number for both."""
-        row, column = (position, position) if isinstance(position, int) else position
-        halves = [self.row_of("of_row", row), self.row_of("of_column", column)]
+        places = (position, position) if isinstance(position, int) else position
+        formulas = zip(self.tables().values(), places, strict=True)
+        halves = [rows(np.array([[float(place)]]))[0] for rows, place in formulas]
         order = (1, 0) if self.encoding.first else (0, 1)
         return x * self.encoding.scale + np.concatenate([halves[axis] for axis in order])

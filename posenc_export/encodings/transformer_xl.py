@@ -11,8 +11,14 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared import sinusoids
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Seen, Table
-from posenc_export.encodings.shared.oracles import Rows
+from posenc_export.encodings.shared.base import (
+    Geometry,
+    Oracle,
+    PositionEncoding,
+    Rows,
+    Seen,
+    Table,
+)
 
 
 class TransformerXL(PositionEncoding):
@@ -54,6 +60,14 @@ class TransformerXL(PositionEncoding):
         moved = q + self.u.to(q.dtype)
         return ops.attend(moved, seen.keys, seen.values, seen.mask, relative, scale)
 
+    def formulas(self) -> Mapping[str, Rows]:
+        def waves(positions: np.ndarray) -> np.ndarray:
+            angles = positions * sinusoids.frequencies(self.width)
+            # Cosines first, in the order of the rotated queries.
+            return np.concatenate((np.cos(angles), np.sin(angles)), axis=1)
+
+        return {"waves": waves}
+
     def edges(self) -> Dict[str, int]:
         return {f"clamp {self.clamp}": self.clamp + 1} if self.clamp else {}
 
@@ -62,9 +76,7 @@ class TransformerXL(PositionEncoding):
         self.check_multiple("width", geometry.width)
         self.width, self.clamp = geometry.width, clamp
         frequencies = sinusoids.frequencies(geometry.width)
-        angles = np.arange(geometry.max_positions)[:, None] * frequencies
-        # Cosines first, in the order of the rotated queries.
-        self.waves = Table(np.concatenate((np.cos(angles), np.sin(angles)), axis=1))
+        self.waves = self.filled("waves", geometry.max_positions)
         ends = np.outer(frequencies, (clamp, -clamp))  # before and after the query
         self.ends = Table(np.concatenate((np.sin(ends), np.cos(ends))))
         size = (geometry.heads, geometry.head_size)
@@ -75,15 +87,6 @@ class TransformerXL(PositionEncoding):
 
 
 class TransformerXLOracle(Oracle, of=TransformerXL):
-    def tables(self) -> Mapping[str, Rows]:
-        rows = sinusoids.formula(self.encoding.width)
-
-        def waves(positions: np.ndarray) -> np.ndarray:
-            interleaved = rows(positions)
-            return np.concatenate((interleaved[:, 1::2], interleaved[:, ::2]), axis=1)
-
-        return {"waves": waves}
-
     def content(self, head: int, q: np.ndarray, k: np.ndarray, query: int, key: int) -> float:
         u, v, weight = (self.weights[name][head] for name in ("u", "v", "weight"))
         clamp, d = self.encoding.clamp, query - key

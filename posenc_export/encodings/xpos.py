@@ -2,14 +2,14 @@
 2.2).
 """
 
+import math
 from typing import Any, Mapping, Tuple
 
 import numpy as np
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Table
-from posenc_export.encodings.shared.oracles import Rows
+from posenc_export.encodings.shared.base import Geometry, Rows
 from posenc_export.encodings.shared.rotary import Layout, Rotation, RotationOracle, multiply_pairs
 from posenc_export.shared.refusal import refusal
 
@@ -45,6 +45,16 @@ class XPos(Rotation):
         of_k = ops.rotate_pairs(k, positions, k_rows[0], k_rows[1], self.interleaved, False)
         return of_q, of_k
 
+    def formulas(self) -> Mapping[str, Rows]:
+        k = np.arange(0, self.size, 2) / self.size
+        decay = np.log((k + self.gamma) / (1 + self.gamma)) / self.base
+
+        def grown(wave: Rows, sign: int) -> Rows:
+            return lambda p: wave(p * self.theta**-k) * np.exp(sign * (p - self.centre) * decay)
+
+        waves, signs = (("cos", np.cos), ("sin", np.sin)), (("q", 1), ("k", -1))
+        return {f"{of}_{name}": grown(wave, sign) for of, sign in signs for name, wave in waves}
+
     def __init__(
         self,
         geometry: Geometry,
@@ -55,41 +65,26 @@ class XPos(Rotation):
     ) -> None:
         super().__init__(geometry, layout)
         self.theta, self.gamma, self.base = float(theta), float(gamma), float(scale_base)
-        self.centre = geometry.max_positions // 2
-        k = np.arange(0, self.size, 2) / self.size
-        decay = np.log((k + gamma) / (1 + gamma))
-        most = -decay.min() * (geometry.max_positions - self.centre) / scale_base
+        self.centre = self.count // 2
+        most = math.log((1 + gamma) / gamma) * (self.count - self.centre) / scale_base
         if most > LARGEST:
             rule = f"factors of at most e^{LARGEST:.0f}"
             got = f"e^{most:.0f} at max_positions={geometry.max_positions}"
             raise refusal("xpos", rule, got, "set a larger scale_base")
-        positions = np.arange(geometry.max_positions)[:, None]
-        angles = positions * self.theta**-k
-        factors = np.exp((positions - self.centre) / self.base * decay)
-        self.q_cos, self.q_sin = Table(np.cos(angles) * factors), Table(np.sin(angles) * factors)
-        self.k_cos, self.k_sin = Table(np.cos(angles) / factors), Table(np.sin(angles) / factors)
+        self.q_cos, self.q_sin = self.filled("q_cos", self.count), self.filled("q_sin", self.count)
+        self.k_cos, self.k_sin = self.filled("k_cos", self.count), self.filled("k_sin", self.count)
 
 
 class XPosOracle(RotationOracle, of=XPos):
-    def tables(self) -> Mapping[str, Rows]:
-        e = self.encoding
-        shares = [2 * k / e.size for k in range(e.size // 2)]
-        bases = np.array([(share + e.gamma) / (1 + e.gamma) for share in shares])
-        waves = super().tables()
-
-        def grown(name: str, sign: int) -> Rows:
-            return lambda p: waves[name](p) * bases ** (sign * (p - e.centre) / e.base)
-
-        signs = (("q", 1), ("k", -1))
-        names = {f"{kind}_{name}": (name, sign) for kind, sign in signs for name in waves}
-        return {table: grown(name, sign) for table, (name, sign) in names.items()}
-
     def rotate(self, x: np.ndarray, position: Any) -> np.ndarray:
-        return self.rotated(x, position, "q")
+        return self.grown(super().rotate(x, position), position)
 
     def rotate_key(self, x: np.ndarray, position: Any) -> np.ndarray:
-        return self.rotated(x, position, "k")
+        return self.grown(super().rotate(x, position), position, -1)
 
-    def rotated(self, x: np.ndarray, position: int, kind: str) -> np.ndarray:
-        cos, sin = self.row_of(f"{kind}_cos", position), self.row_of(f"{kind}_sin", position)
-        return multiply_pairs(x, cos + 1j * sin, self.encoding.interleaved)
+    def grown(self, x: np.ndarray, position: int, sign: int = 1) -> np.ndarray:
+        """Scale the pairs of rotated x [D]."""
+        e = self.encoding
+        bases = [(2 * k / e.size + e.gamma) / (1 + e.gamma) for k in range(e.size // 2)]
+        power = sign * (position - e.centre) / e.base
+        return multiply_pairs(x, [base**power for base in bases], e.interleaved)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import List, Mapping, NamedTuple, Optional, Tuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -159,6 +160,16 @@ class PositionEncoding(torch.nn.Module):
         on content: [B,S,H*D].
         """
         return ops.attend(q, seen.keys, seen.values, seen.mask, None, scale)
+
+    def formulas(self) -> Mapping[str, Rows]:
+        """Formulas of tables of positions, by the name of the Table: the rows [n,*] float64 of
+        positions [n,1] float64. An export compares every row.
+        """
+        return {}
+
+    def filled(self, table: str, count: int) -> Table:
+        """One of the tables of `formulas`, with the rows of positions 0 .. count - 1."""
+        return Table(self.formulas()[table](np.arange(count, dtype=np.float64)[:, None]))
 
     def edges(self) -> Mapping[str, int]:
         """First positions or distances from which the formula is another, by a name such as

@@ -62,15 +62,8 @@ class Oracle:
         return any(getattr(type(self), name) is not getattr(Oracle, name) for name in names)
 
     def tables(self) -> Mapping[str, Rows]:
-        """State tables of positions: their rows [n,*] float64 by positions [n,1] float64.
-
-        By name of the Table in the encoding. An export compares every row of these tables.
-        """
-        return {}
-
-    def row_of(self, table: str, position: int) -> np.ndarray:
-        """The row of one of `tables` at a position, [*] float64."""
-        return self.tables()[table](np.array([[float(position)]]))[0]
+        """State tables of positions, as `formulas` of the encoding, by default these."""
+        return {} if self.encoding is None else dict(self.encoding.formulas())
 
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
         """Encode one token x [E], float64."""

@@ -61,6 +61,13 @@ class Rotation(PositionEncoding):
         """
         return place
 
+    def formulas(self) -> Mapping[str, Rows]:
+        def angles(positions: np.ndarray) -> np.ndarray:
+            frequencies = [self.frequency(k) for k in range(self.size // 2)]
+            return np.asarray(self.numbers(positions) * np.array(frequencies))
+
+        return waves_of(angles, self.magnitude)
+
     def tabulate(self, numbers: Optional[np.ndarray] = None) -> None:
         """Compute cos and sin for numbers n_k [max_positions,r/2] float64, or for positions.
         ValueError: a magnitude that is not above 0 and finite.
@@ -132,10 +139,6 @@ class RotationOracle(Oracle, of=Rotation):
         super().__init__(encoding)
         self.frequencies = [encoding.frequency(k) for k in range(encoding.size // 2)]
 
-    def tables(self) -> Mapping[str, Rows]:
-        e = self.encoding
-        return waves_of(self.frequencies, e.magnitude, numbers=e.numbers)
-
     def rotate(self, x: np.ndarray, position: Place) -> np.ndarray:
         e = self.encoding
         angles = e.numbers(position) * np.array(self.frequencies)
@@ -143,18 +146,9 @@ class RotationOracle(Oracle, of=Rotation):
 
 
 def waves_of(
-    frequencies: Sequence[float],
-    magnitude: float = 1.0,
-    names: Sequence[str] = COS_SIN,
-    numbers: Rows = np.asarray,
+    angles: Rows, magnitude: float = 1.0, names: Sequence[str] = COS_SIN
 ) -> Dict[str, Rows]:
-    """State tables of cosines and sines. numbers: the numbers n_k of positions;
-    the positions themselves by default.
-    """
-
-    def angles(positions: np.ndarray) -> np.ndarray:
-        return numbers(positions) * np.array(frequencies)
-
+    """Formulas of tables of cosines and sines of angles, a function of positions."""
     cos, sin = names
     return {
         cos: lambda positions: magnitude * np.cos(angles(positions)),

@@ -22,12 +22,11 @@ def rows(angles: np.ndarray, interleaved: bool = True) -> np.ndarray:
 
 
 def formula(size: int, base: float = BASE) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the function of positions [n,1] to interleaved sinusoids [n,size]; for oracles."""
-    powers = np.array([math.pow(base, (n - n % 2) / size) for n in range(size)])
-    odd = np.arange(size) % 2 == 1
-    return lambda p: np.where(odd, np.cos(p / powers), np.sin(p / powers))
+    """Return the function of positions [n,1] to interleaved sinusoids [n,size]."""
+    return lambda positions: rows(positions * frequencies(size, base))
 
 
 def row(position: int, size: int, base: float = BASE) -> np.ndarray:
     """The interleaved sinusoid [size] of a position; for oracles."""
-    return formula(size, base)(np.array([[position]]))[0]
+    angles = [position / math.pow(base, (n - n % 2) / size) for n in range(size)]
+    return np.array([math.cos(a) if n % 2 else math.sin(a) for n, a in enumerate(angles)])
