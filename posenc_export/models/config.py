@@ -10,6 +10,7 @@ named as in parts/__init__.py, encodings as in encodings/__init__.py.
 """
 
 import math
+from numbers import Integral
 from typing import Any, Dict, Optional, Tuple, Union
 
 import msgspec
@@ -28,10 +29,15 @@ def require(holds: bool, rule: str, got: object, remedy: str) -> None:
         raise refusal("config", rule, got, remedy)
 
 
+def check_size(name: str, size: object) -> None:
+    rule = f"{name} to be a whole number of at least 1 and below 2^62"
+    inside = isinstance(size, Integral) and 1 <= size < LARGEST
+    require(inside, rule, repr(size), "choose another size")
+
+
 def check_sizes(config: object, *names: str) -> None:
     for name in names:
-        size, rule = getattr(config, name), f"{name} to be at least 1 and below 2^62"
-        require(1 <= size < LARGEST, rule, size, "choose another size")
+        check_size(name, getattr(config, name))
 
 
 class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

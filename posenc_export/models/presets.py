@@ -1,5 +1,6 @@
 """Trained byte-level decoders of Python source code, from the package posenc-export-presets."""
 
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Tuple, Type, Union
 
@@ -92,13 +93,17 @@ def seeded(config: AnyConfig, seed: int = 0) -> Model:
     torch's default generator is left as it was.
 
     Raises:
-        ValueError: a seed below 0 or above 2^63 - 1, sizes that do not fit in memory.
+        ValueError: no description, a seed below 0 or above 2^63 - 1, sizes that do not fit in
+            memory.
     """
-    if not 0 <= seed < 1 << 63:
-        raise refusal("model", "seed to be 0 .. 2^63 - 1", seed)
+    if type(config) not in MODELS:
+        remedy = "give that of block_config or decoder_config"
+        raise refusal("model", "the description of a model", f"{config!r:.80}", remedy)
+    if not isinstance(seed, Integral) or not 0 <= seed < 1 << 63:
+        raise refusal("model", "seed to be 0 .. 2^63 - 1", repr(seed))
     with drawn_from(seed), enough_memory("model"):
         model: Model = MODELS[type(config)](config)
-    model.source = {"seed": seed}
+    model.source = {"seed": int(seed)}
     return model.eval()
 
 

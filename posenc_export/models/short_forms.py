@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from posenc_export.encodings import KNOWN, parse
 from posenc_export.encodings.shared.base import own_hooks
 from posenc_export.models import config
-from posenc_export.models.config import require
+from posenc_export.models.config import check_size, require
 from posenc_export.shared import registry
 
 ROPE: Mapping[str, Any] = {"name": "rope"}
@@ -48,13 +48,15 @@ def block_config(
         ValueError: as the classes in models.config; a width not divisible by heads without
             head_size.
     """
-    divisible = bool(head_size) or heads <= 0 or width % heads == 0
+    check_size("width", width)
+    check_size("heads", heads)
+    divisible = bool(head_size) or width % heads == 0
     require(divisible, "width to be divisible by heads", f"{width} and {heads}", "give head_size")
     on_tokens, in_layers = _placed(encoding)
     attention = config.AttentionConfig(
         heads=heads,
         kv_heads=kv_heads or heads,
-        head_size=head_size or width // max(heads, 1),
+        head_size=head_size or width // heads,
         encodings=in_layers,
         sees={"name": "causal" if causal else "both"},
         projection={"name": "grouped", "bias": qkv_bias, "output_bias": output_bias},

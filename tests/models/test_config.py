@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from posenc_export.encodings.boxes import Boxes
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config_json import from_json, to_json
+from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.models.stack import Stack
 from tests.tiny import VARIANTS, block, decoder
@@ -36,13 +37,37 @@ def test_configs_survive_json(variant: str) -> None:
         ({"attention": {**HEADS, "softcap": -1.0}}, "softcap to be a finite number above 0"),
         ({"attention": {"heads": 6, "kv_heads": 3}}, "head_size"),
         ({"width": "48"}, "width"),
-        ({"width": 0}, "width to be at least 1"),
+        ({"width": 0}, "width to be a whole number of at least 1"),
         ({"kind": "transducer"}, "kind to be one of block, decoder, encoder"),
     ],
 )
 def test_bad_configs_are_refused(change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_json({**to_json(block("rope")), **change})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [
+        (("64", 4, 64), "width to be a whole number .*, got '64'"),
+        ((64, 0, 64), "heads to be a whole number of at least 1 .*, got 0"),
+        ((64, 4, 64.0), "max_positions to be a whole number .*, got 64.0"),
+    ],
+)
+def test_sizes_of_a_block_that_are_no_sizes_are_refused_by_name(
+    sizes: Tuple[Any, ...], named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        block_config(*sizes)
+
+
+@pytest.mark.parametrize(
+    ("config", "seed", "named"),
+    [(5, 0, "the description of a model, got 5"), (block("rope"), "a", "seed to be .*, got 'a'")],
+)
+def test_what_seeded_cannot_build_is_refused(config: Any, seed: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        seeded(config, seed)
 
 
 def test_width_that_heads_do_not_divide_needs_a_head_size() -> None:
