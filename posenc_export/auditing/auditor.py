@@ -38,6 +38,7 @@ from posenc_export.shared import numerics
 from posenc_export.shared.numerics import LIMIT
 from posenc_export.shared.progress import Progress, silent
 from posenc_export.shared.refusal import refusal
+from posenc_export.shared.tables import counted
 
 LARGEST = 1 << 30  # numbers of the outputs of one call
 # Allowed error per position: of angles that are computed in float32, as most libraries do.
@@ -278,7 +279,8 @@ class Auditor:
             return verdict, sentence, cause
         if proved := len(by["proved"]):
             most = self.reference.facts.positions
-            of = f"{proved} of {len(claims)} claims" if by["not proved"] else f"{proved} claims"
+            of = counted(len(claims), "claim")
+            of = f"{proved} of {of}" if by["not proved"] else of
             sentence += f"; {of} on masks and positions proved for all calls of up to {most} tokens"
         if by["not proved"]:
             reasons = dict.fromkeys(f"{c.name}: {c.text}" for c in by["not proved"])

@@ -11,6 +11,7 @@ import numpy as np
 from posenc_export.auditing.graph import Arrays, Run
 from posenc_export.auditing.inputs import UNREAD, Cache, Interface, NotPossible, Value
 from posenc_export.runtime.session.errors import GraphError
+from posenc_export.shared.tables import counted
 
 TAGS = 3  # numbers behind each output: row, index of the token in it, number of the call
 NONE = -1  # no call: the caches are empty, or their slots were moved
@@ -169,7 +170,7 @@ class ForeignSession:
         graph, (rows, size) = self.interface, valid.shape
         past, capacity = self.valid.shape[1], self.interface.capacity
         if graph.batch not in (0, rows):
-            raise NotPossible(f"the graph takes {graph.batch} rows")
+            raise NotPossible(f"the graph takes {counted(graph.batch, 'row')}")
         if graph.length not in (0, size):
             raise NotPossible(f"the graph takes {graph.length} tokens in each call")
         if capacity and past + size > capacity:
@@ -205,7 +206,7 @@ class ForeignSession:
         """Return the slots in use of a cache that the graph returned."""
         rank = len(cache.past.axes)
         if array.ndim != rank or rank > 2 and array.shape[cache.rows] != len(self.valid):
-            got = f"{cache.present} {list(array.shape)} for {len(self.valid)} rows"
+            got = f"{cache.present} {list(array.shape)} for {counted(len(self.valid), 'row')}"
             raise GraphError(ValueError(got))
         if cache.slots < 0:
             return array

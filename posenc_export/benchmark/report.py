@@ -9,7 +9,7 @@ from msgspec import Struct
 from posenc_export.benchmark.ratios import FEWEST, headlines, ratios
 from posenc_export.benchmark.results import BUSY, Limits, Loaded, Machine, Row
 from posenc_export.runtime.artefact.places import Form
-from posenc_export.shared.tables import aligned
+from posenc_export.shared.tables import aligned, counted
 
 SCHEMA = 6
 # Of files that a report may replace: the first keys of its JSON, and the title of its page.
@@ -112,10 +112,9 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
     def conditions(self) -> List[str]:
         """Return sentences on machine and contestants, limits, versions, and the command line."""
         machine, limits = self.machine, self.limits
-        batch = "1 row" if self.batch_rows == 1 else f"{self.batch_rows} rows"
         cores = f"{machine.threads} threads on {machine.cores} cores ({machine.processor})"
         memory = f", {machine.memory_bytes / 2**30:.0f} GiB" if machine.memory_bytes else ""
-        how = f"{cores}{memory}, {batch}, one contestant at a time."
+        how = f"{cores}{memory}, {counted(self.batch_rows, 'row')}, one contestant at a time."
         rates = ((work.bytes, work.read_bytes_per_second / 1e9) for work in limits.read)
         read = ", ".join(f"{size(count)} at {rate:.1f} GB/s" for count, rate in rates)
         flops = f"{limits.gemm_flops_per_second / 1e9:.0f} GFLOP/s"

@@ -11,6 +11,7 @@ from posenc_export.commands.options import Table, option
 from posenc_export.commands.terminal import FAILED_CHECK, note, show
 from posenc_export.runtime.artefact.places import Form, check_file, write_file
 from posenc_export.shared.refusal import refusal
+from posenc_export.shared.tables import counted
 
 if TYPE_CHECKING:
     from posenc_export.auditing import Audit
@@ -101,5 +102,5 @@ def _print(result: "Audit", every: bool) -> None:
     if rows:
         show(rows)
     if len(shown) < len(result.cells):
-        print(f"{len(result.cells)} cells; --all prints all\n")
+        print(f"{counted(len(result.cells), 'cell')}; --all prints all\n")
     print(result.sentence)

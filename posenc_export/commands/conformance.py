@@ -10,6 +10,7 @@ from posenc_export.commands.terminal import FAILED_CHECK, show
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import files, machine
 from posenc_export.shared.progress import Steps
+from posenc_export.shared.tables import counted
 
 OPTIONS: Table = {
     "folders": option(
@@ -43,8 +44,8 @@ def run(options: argparse.Namespace) -> int:
     else:
         if rows:
             show(rows)
-        said = f"{len(rows)} contracts of kernels on {machine.processor()}, {new} of them new"
-        print(f"{said}: {f'{broken} BROKEN' if broken else 'none broken'}")
+        tried = f"{counted(len(rows), 'contract')} of kernels on {machine.processor()}"
+        print(f"{tried}, {new} of them new: {f'{broken} BROKEN' if broken else 'none broken'}")
     return FAILED_CHECK if broken else 0
 
 

@@ -36,6 +36,8 @@ def run(options: argparse.Namespace) -> int:
     texts = _lines(options.file)
     model = loaded(options, options.folder, check_embeds, options.threads)
     parts = _embedded(options, model, texts)
+    if options.output is not None:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
     if options.output is not None and options.output.suffix == ARRAY:
         whole = np.concatenate([model.embed([]), *parts])
         with options.output.open("wb") as file:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
-from posenc_export.commands.options import Table, nearest_model, option
+from posenc_export.commands.options import Table, check_encoding, nearest_model, option
 from posenc_export.commands.terminal import note
 from posenc_export.models.folder_files import CACHED
 from posenc_export.shared.foreign import explained
@@ -96,6 +96,8 @@ def arguments_of(options: argparse.Namespace) -> Tuple[str, Dict[str, Any]]:
             rule = f"options of {kind}" if TAKEN[kind] else none
             raise refusal("export", rule, text, "leave it out or choose another model")
         chosen[name] = value
+    if "encoding" in chosen:
+        check_encoding(chosen["encoding"])
     return kind, chosen
 
 

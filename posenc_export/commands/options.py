@@ -1,14 +1,21 @@
 """Tables of options, and those that several commands have."""
 
 import argparse
+import importlib.util
 import os
+import pkgutil
+import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Dict, NamedTuple, Sequence, Tuple, Union
 
 from posenc_export.runtime.graphs.providers import AUTO, HELP
 from posenc_export.shared.foreign import json_of
 from posenc_export.shared.preset_folders import NAMES
+from posenc_export.shared.registry import check_registered
 from posenc_export.shared.suggestion import download, suggestion
+
+ENCODINGS = "posenc_export.encodings"  # a file for each, and the group of entry points of others
 
 # By the names of an option with spaces between, the keyword arguments of add_argument, or by the
 # title of a group, its options.
@@ -62,6 +69,8 @@ def template_values(options: argparse.Namespace) -> Dict[str, Any]:
 
 
 def _threads(text: str) -> Union[int, str]:
+    if text != AUTO and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected {AUTO} or a whole number, got {text!r}")
     return text if text == AUTO else int(text)
 
 
@@ -89,6 +98,19 @@ SPECULATE: Table = {
         choices=["lookup"],
     )
 }
+
+
+def check_encoding(text: str) -> None:
+    """Raise ValueError if no encoding has the name of NAME or NAME:PARAMETER=VALUE,..., before
+    torch is imported, which takes seconds.
+    """
+    if ENCODINGS in sys.modules:
+        return  # it knows those that were registered, too, and parse refuses others
+    place = importlib.util.find_spec(ENCODINGS)
+    files = pkgutil.iter_modules(place and place.submodule_search_locations)
+    built_in = [file.name for file in files if not file.ispkg]
+    offered = metadata.entry_points(group=ENCODINGS).names
+    check_registered("encoding", [*built_in, *offered], text.partition(":")[0])
 
 
 def nearest_model(model: str, names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
-from posenc_export.commands.options import Table, option
+from posenc_export.commands.options import Table, check_encoding, option
 from posenc_export.commands.plot import Picture
 from posenc_export.commands.terminal import show
 from posenc_export.shared.refusal import refusal
@@ -34,6 +34,8 @@ OPTIONS: Table = {
 
 
 def run(options: argparse.Namespace) -> int:
+    for name in options.encodings:
+        check_encoding(name)
     from posenc_export import encodings
     from posenc_export.models.presets import seeded, small
 

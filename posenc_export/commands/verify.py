@@ -11,6 +11,7 @@ from posenc_export.runtime.artefact import certificate as certificates
 from posenc_export.runtime.artefact import files, manifest
 from posenc_export.runtime.artefact.certificate import Proof
 from posenc_export.runtime.verification import indices
+from posenc_export.shared.tables import counted
 
 SHOWN = 10  # cells that are printed
 OPTIONS: Table = {
@@ -48,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     folder = files.locate(options.folder)
     described = manifest.read_alone(folder, options.digest)
     if options.log_claims is not None:
-        options.log_claims.mkdir()
+        options.log_claims.mkdir(parents=True)
     certificate = verify(
         folder,
         options.provider,
@@ -102,7 +103,7 @@ def _print_verdict(certificate: Proof, target: str) -> None:
         print(f"as exported, which rounds activations or caches, errors are within {error}")
         tolerance += " of the float32 form"
     where = f"provider {certificate['provider']} on {certificate['machine']}"
-    print(f"{where}, {len(certificate['cells'])} cells, {tolerance}: {verdict}")
+    print(f"{where}, {counted(len(certificate['cells']), 'cell')}, {tolerance}: {verdict}")
 
 
 def _record(folder: Path, digest: str, proof: Proof) -> None:

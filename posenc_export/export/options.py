@@ -139,10 +139,11 @@ class ExportOptions:
     def _check_calibration(self) -> None:
         if self.calibrate is None and self.cache in SCALED:
             rule = f"calibration data for the scales of cache {self.cache}"
-            got = "none"
-            raise refusal("export", rule, got, "pass a sample of the model's inputs as calibrate")
+            remedy = "give a sample of the model's inputs as calibrate, --calibrate FILE"
+            raise refusal("export", rule, "none", remedy)
         calibrated = self.format is not None and format_of(self.format).calibrated
         if self.calibrate is not None and self.cache not in SCALED and not calibrated:
             caches = " or ".join(SCALED)
             rule = f"calibration data only for weights int8 or of 4 bits, or cache {caches}"
-            raise refusal("export", rule, f"it for {self.format or 'neither'}", "omit calibrate")
+            got, remedy = f"it for {self.format or 'neither'}", "omit calibrate, --calibrate"
+            raise refusal("export", rule, got, remedy)

@@ -163,7 +163,7 @@ def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, No
     if sample is None or sample.sha256 != wanted:
         got = "none" if sample is None else f"one with {sample.sha256}"
         rule = f"the calibration data of the export, sha256 {wanted}"
-        raise refusal("verify", rule, got, "pass its file as calibrate")
+        raise refusal("verify", rule, got, "give its file as calibrate, --calibrate FILE")
     return sample.kept(described.tokens)
 
 

@@ -9,6 +9,7 @@ from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve.batch import Batch
 from posenc_export.serve.requests import FAILED, Limits, Request, Token, check_model, refused
+from posenc_export.shared.tables import counted
 
 LOG = logging.getLogger(__name__)
 ENDED = "engine: expected the graph to run, got %s (%s); the engine has ended, start it again"
@@ -116,7 +117,7 @@ class Engine:
             if self.batch.rows:
                 failed += self._delivered(self.batch.step())
         except GraphError as error:
-            LOG.error("%s; %d rows ended", error, len(self.batch.rows))
+            LOG.error("%s; %s ended", error, counted(len(self.batch.rows), "row"))
             failed = self._delivered(self.batch.fail())
         if failed and not self.batch.rows:
             # A prompt can fail alone; a graph that runs no more ends the engine.

@@ -3,7 +3,7 @@
 import inspect
 import math
 import operator
-from typing import Any, Dict, Literal, Mapping, Type, get_args, get_origin
+from typing import Any, Collection, Dict, Literal, Mapping, Type, get_args, get_origin
 
 from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.refusal import refusal
@@ -29,12 +29,17 @@ def parameters(
     """Return the constructor parameters of a registered class, by name, without `context` leading
     ones. kind: kind of part, for messages. Raise ValueError for an unknown name.
     """
-    if name not in classes and len(classes) > MANY:
-        remedy = f"{suggestion(name, classes, '')} posenc list shows all names".strip()
-        raise refusal(kind, "a known name", repr(name), remedy)
-    check_name(f"{kind}: expected name", name, classes)
+    check_registered(kind, classes, name)
     signature = inspect.signature(classes[name].__init__, eval_str=True)
     return dict(list(signature.parameters.items())[1 + context :])
+
+
+def check_registered(kind: str, names: Collection[str], name: str) -> None:
+    """Raise ValueError for a name that is not among those of registered classes."""
+    if name not in names and len(names) > MANY:
+        remedy = f"{suggestion(name, names, '')} posenc list shows all names".strip()
+        raise refusal(kind, "a known name", repr(name), remedy)
+    check_name(f"{kind}: expected name", name, names)
 
 
 def build(kind: str, classes: Mapping[str, Type[Any]], spec: Spec, *context: Any) -> Any:

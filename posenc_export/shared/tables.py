@@ -1,4 +1,4 @@
-"""Tables of plain text with aligned columns, whose cells are wrapped."""
+"""Tables of plain text with aligned columns, whose cells are wrapped, and numbers of things."""
 
 import textwrap
 from itertools import zip_longest
@@ -6,6 +6,11 @@ from typing import List, Optional, Sequence
 
 WIDTH = 100  # largest line length of tables on a terminal
 GAP = "  "
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things, such as "1 row" or "2 rows". what: one of them."""
+    return f"{count} {what}" + ("" if count == 1 else "s")
 
 
 def aligned(

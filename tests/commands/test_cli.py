@@ -29,7 +29,8 @@ BAD = {
     "--target ort --weights int3": "did you mean int8",
     "--target torchscript --weights int4": "got torchscript",
     "--target ort --dtype float16 --weights int4": "got ort in float16",
-    "--target ort --cache int8": "calibration data for the scales",
+    "--target ort --cache int8": "give a sample of the model's inputs as calibrate, --calibrate",
+    "--target ort --calibrate x": "got it for neither; omit calibrate, --calibrate",
     "--target ort --signature masks": "did you mean mask",
     "--encoding sinusoidal:scale=inf --target ort": "a finite number, got inf",
     "--encoding learned:offset=1e15 --target ort": "type int, got '1e15'",
@@ -185,6 +186,7 @@ def test_a_command_imports_only_its_own_part() -> None:
 EARLY = {
     "block --target onx": "did you mean onnx",
     "tiny-rop --target ort": "did you mean tiny-rope",
+    "block --encoding ropee --target ort": "did you mean rope? posenc list shows all names",
 }
 
 
@@ -197,7 +199,7 @@ def test_an_export_is_refused_before_torch_is_imported_where_it_can_be(tmp_path:
     command = [sys.executable, "-c", program]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     *lines, statuses = ended.stderr.splitlines()
-    assert statuses == "[2, 2, False]"
+    assert statuses == "[2, 2, 2, False]"
     assert all(rule in line for rule, line in zip(EARLY.values(), lines, strict=True))
 
 
@@ -240,6 +242,8 @@ def test_a_listing_fits_100_columns(what: List[str], capsys: pytest.CaptureFixtu
 
 
 MISSPELLED = {
+    "list zzzzz": "expected one of encodings, targets, presets or an encoding, got 'zzzzz'; posenc",
+    "export json:zzzzz --target ort -o x": "in json, got no name zzzzz; give the name of one",
     "list rope_yarm": "got 'rope_yarm'; did you mean rope_yarn?",
     "plot ropee": "got 'ropee'; did you mean rope?",
     "plot cosin": "got 'cosin'; posenc list shows all names",
@@ -278,6 +282,13 @@ def test_an_unknown_option_is_refused_with_the_nearest_option_of_the_command(
         "posenc export: unrecognized arguments: --widht 5; did you mean --width?; see posenc "
         "export --help\n"
     )
+
+
+def test_a_number_of_threads_that_is_none_is_refused(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", "tiny-rope", "--threads", "x"])
+    said = "argument --threads: expected auto or a whole number, got 'x'"
+    assert stopped.value.code == 2 and said in capsys.readouterr().err
 
 
 def test_an_abbreviated_option_is_refused(capsys: pytest.CaptureFixture) -> None:

@@ -33,7 +33,7 @@ def test_each_line_gives_one_embedding_in_json_lines_and_in_an_array(
         [json.loads(line) for line in capsys.readouterr().out.splitlines()], np.float32
     )
     assert (
-        main(["embed", str(artefact), str(tmp_path / "texts"), "-o", str(tmp_path / "out.npy")])
+        main(["embed", str(artefact), str(tmp_path / "texts"), "-o", str(tmp_path / "new/out.npy")])
         == 0
     )
     assert (
@@ -41,7 +41,7 @@ def test_each_line_gives_one_embedding_in_json_lines_and_in_an_array(
         == 0
     )
     assert np.array_equal(printed, expected) and np.array_equal(
-        np.load(tmp_path / "out.npy"), expected
+        np.load(tmp_path / "new/out.npy"), expected
     )
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 3
 

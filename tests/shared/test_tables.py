@@ -1,6 +1,10 @@
 """Tables in the terminal."""
 
-from posenc_export.shared.tables import aligned
+from posenc_export.shared.tables import aligned, counted
+
+
+def test_one_thing_has_no_plural() -> None:
+    assert [counted(n, "row") for n in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]
 
 
 def test_columns_are_aligned_and_numbers_are_right_aligned() -> None:

@@ -104,7 +104,8 @@ def formats_within(
     if not reads_text(model) or activations_of(model) != "int8":
         raise ValueError(f"{rule}, got another model; choose a format of weights")
     if sample is None:
-        raise ValueError(f"{rule}, with calibration data, got none; pass a text as calibrate")
+        remedy = "give a text as calibrate, --calibrate FILE"
+        raise ValueError(f"{rule}, with calibration data, got none; {remedy}")
     readers = _readers(model)
     rest = _unrounded(model, readers, size)
     measured = _measured(model, sample, readers, say)

@@ -11,6 +11,7 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest, Value
 from posenc_export.runtime.session.errors import expected
+from posenc_export.shared.tables import counted
 
 Inputs = Union[np.ndarray, Sequence[Any]]  # an array, or a list of rows of different lengths
 Numbers = Union[None, int, Sequence[int], np.ndarray]  # one number, or one per row
@@ -224,7 +225,7 @@ def encoder_outputs(manifest: Manifest, prompt: Prompt) -> Dict[str, np.ndarray]
     value = Value("encoder", manifest.passed_dtype, axes)
     tokens, lengths = padded_rows(encoder, value)
     if len(tokens) != count or not lengths.all():
-        rule = f"encoder with {count} rows of at least one token"
+        rule = f"encoder with {counted(count, 'row')} of at least one token"
         got = f"rows of {lengths.tolist()} tokens"
         raise expected(rule, got, "give one row per sequence")
     inside = np.arange(tokens.shape[1])[None] < lengths[:, None]
@@ -284,7 +285,7 @@ def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
     array = array_of(name, 0 if numbers is None else numbers)
     whole = array.dtype.kind in "iu" and array.shape in ((), (rows,))
     if not whole or (array.size and int(array.max()) > LARGEST):
-        rule = f"{name} to be a whole number below 2^63, or one for each of {rows} rows"
+        rule = f"{name} to be a whole number below 2^63, or one for each of {counted(rows, 'row')}"
         raise expected(rule, short_repr(numbers))
     return np.full((rows,), array, np.int64)
 

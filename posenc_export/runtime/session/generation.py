@@ -24,6 +24,7 @@ from posenc_export.runtime.session import arguments
 from posenc_export.runtime.session.arguments import Inputs, array_of, at_least, short_repr
 from posenc_export.runtime.session.errors import expected
 from posenc_export.shared.refusal import refusal
+from posenc_export.shared.tables import counted
 
 ENDED = -1  # id that is given for a row that has ended
 SIZES = (8, 4, 2)  # tokens of an n-gram that a look-up searches, the most reliable first
@@ -323,7 +324,7 @@ def _earlier(before: Inputs, rows: int) -> List[List[int]]:
     ids = [array_of("a row of before", row) for row in before] if np.iterable(before) else []
     whole = all(row.ndim == 1 and (not row.size or row.dtype.kind in "iu") for row in ids)
     if len(ids) != rows or not whole:
-        rule = f"before to be a list of token ids for each of {rows} rows"
+        rule = f"before to be a list of token ids for each of {counted(rows, 'row')}"
         raise expected(rule, short_repr(before), "give [] for a row that has read none")
     return [row.tolist() for row in ids]
 

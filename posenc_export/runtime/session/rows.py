@@ -23,6 +23,7 @@ from posenc_export.runtime.session.arguments import (
 from posenc_export.runtime.session.buffers import Slots
 from posenc_export.runtime.session.caches import GROWS, REPLACED, Caches, Write
 from posenc_export.runtime.session.errors import expected
+from posenc_export.shared.tables import counted
 
 NO_ROWS = np.zeros(0, np.int64)
 # Attributes of Rows that are arrays [B,*].
@@ -182,7 +183,8 @@ class Rows:
         if self.reached[0] or self._length.any():
             length = self.length
             if count != self.count:
-                raise expected(f"{self.count} rows as in the cache", count, "reset first")
+                rule = f"{counted(self.count, 'row')} as in the cache"
+                raise expected(rule, count, "reset first")
             following = self.first_position + length
             if start is not None and (asked != following)[counts > 0].any():
                 rule = f"start {short_repr(following.tolist())}, where rows of "

@@ -12,6 +12,7 @@ from posenc_export.runtime.verification import indices, proof
 from posenc_export.runtime.verification.conformance import geometry, suite
 from posenc_export.runtime.verification.constants import Constants, digests_of
 from posenc_export.shared.progress import Progress, silent
+from posenc_export.shared.tables import counted
 
 KERNELS = "contracts of kernels"
 
@@ -43,7 +44,8 @@ def operators(folder: Path, model: Model, say: Progress = silent) -> Optional[Ch
         return None
     results, failures = list(suite.results(kernels.contracts)), dict(kernels.wrong)
     new = sum(not result.known for result in results)
-    said = f"{len(results)} {KERNELS} on this processor, {new} of them run now"
+    tried = counted(len(results), "contract")
+    said = f"{tried} of kernels on this processor, {new} of them run now"
     say(f"{model.manifest.target}: {said}")
     wrong = [result for result in results if result.failure or result.missing]
     failures |= {kernels.contracts[r.kernel]: r.failure or r.missing for r in wrong}

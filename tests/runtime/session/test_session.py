@@ -91,7 +91,7 @@ def test_positions_past_the_range_are_refused_and_the_cache_stays_as_it_was(
     (lambda s: (s.prefill(TOKENS, start=7), s.prefill(TOKENS, start=0)),
         "expected start .19., where rows of .12. cached tokens continue, got 0"),
     (lambda s: (s.prefill(TOKENS), s.prefill(np.repeat(TOKENS, 2, 0))),
-        "expected 1 rows as in the cache"),
+        "expected 1 row as in the cache"),
     (lambda s: (s.prefill(TOKENS), s.step(np.array([61]))), "expected token ids"),
     (lambda s: (s.prefill(TOKENS), s.step(np.array([1, 2]))),
         "expected one token per row in a step"),

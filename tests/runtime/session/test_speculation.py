@@ -172,7 +172,7 @@ def test_earlier_ids_of_other_rows_than_the_prompt_are_refused_before_it_is_read
     speculate: Any, before: Any, models: Any
 ) -> None:
     session = models("alibi", "ort").session()
-    rule = "expected before to be a list of token ids for each of 1 rows, got "
+    rule = "expected before to be a list of token ids for each of 1 row, got "
     with pytest.raises(ValueError, match=re.escape(f"session: {rule}{before}; give")):
         next(session.generate(REPEATING[:1], 4, speculate=speculate, before=before))
     assert not session.length.any()
