@@ -1,7 +1,7 @@
 """Pictures of encodings, drawn from their float64 oracles."""
 
 import dataclasses
-from typing import Any, List, Mapping, Tuple
+from typing import Any, List, Mapping, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -44,22 +44,28 @@ class View:
         return Geometry(WIDTH, HEADS, self.head_size, max(RANGE, self.distance + 1, self.positions))
 
 
-def draw(spec: Mapping[str, Any], view: View = View()) -> Any:
-    """Draw a matplotlib figure of the encoding that spec describes, with panels for each hook. The
-    title says which weights are drawn. Raise ValueError as encodings.build does.
+def draw(specs: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]], view: View = View()) -> Any:
+    """Draw a matplotlib figure of the encoding that a specification describes, or of several side
+    by side, with panels for each hook. Titles say which weights are drawn. Raise ValueError as
+    encodings.build does.
     """
     from matplotlib.figure import Figure
 
-    scene, weights = scene_of(spec, view)
-    drawn = panels(scene)
-    rows, columns = -(-len(drawn) // ACROSS), min(len(drawn), ACROSS)
+    specs = [specs] if isinstance(specs, Mapping) else specs
+    scenes = [scene_of(spec, view) for spec in specs]
+    drawn = [panels(scene) for scene, _ in scenes]
+    most, alone = max(map(len, drawn)), len(specs) == 1
+    across = min(most, ACROSS) if alone else 1
+    rows, columns = -(-most // across), across * len(specs)
     figure = Figure(figsize=(4.4 * columns, 3.2 * rows), layout="constrained")
-    figure.suptitle(_title(spec, weights), fontsize=10)
-    for index, (title, paint) in enumerate(drawn):
-        axes = figure.add_subplot(rows, columns, index + 1)
-        axes.set_title(title, fontsize=9)
-        axes.tick_params(labelsize=8)
-        paint(axes, scene)
+    parts = [figure] if alone else figure.subfigures(1, len(specs))
+    for part, (scene, weights), of_scene in zip(parts, scenes, drawn, strict=True):
+        part.suptitle(_title(scene.spec, weights), fontsize=10)
+        for index, (title, paint) in enumerate(of_scene):
+            axes = part.add_subplot(rows, across, index + 1)
+            axes.set_title(title, fontsize=9)
+            axes.tick_params(labelsize=8)
+            paint(axes, scene)
     return figure
 
 

@@ -35,7 +35,7 @@ GROUPS = {
         "list": "list encodings, targets and presets",
         "describe": "print the parts of a model, layer by layer",
         "inspect": "print what an artefact holds, or a program that runs it",
-        "plot": "draw an encoding, as PNG or SVG",
+        "plot": "draw encodings, as PNG or SVG",
         "study": "train small decoders and compare them on texts longer than in training",
     },
 }

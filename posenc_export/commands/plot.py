@@ -1,4 +1,4 @@
-"""`posenc plot`: draw a picture of an encoding."""
+"""`posenc plot`: draw a picture of encodings."""
 
 import argparse
 import io
@@ -6,13 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from posenc_export.commands.options import Table, option
+from posenc_export.commands.options import Table, check_encoding, option
 from posenc_export.runtime.artefact.places import Form, check_file, write_file
 from posenc_export.shared.refusal import refusal
 
 SUFFIXES = (".png", ".svg")
 OPTIONS: Table = {
-    "encoding": option("NAME or NAME:PARAMETER=VALUE,... of an encoding"),
+    "encodings": option(
+        "NAME or NAME:PARAMETER=VALUE,... of encodings, which are drawn side by side",
+        nargs="+",
+        metavar="encoding",
+    ),
     "-o --output": option("file ending in .png or .svg (default: NAME.png)", type=Path),
     "--distance": option("largest distance of query and key, in tokens", 255),
     "--head-size": option("entries of a head", 64),
@@ -45,13 +49,15 @@ class Picture:
 
 
 def run(options: argparse.Namespace) -> int:
+    for text in options.encodings:
+        check_encoding(text)
     from posenc_export import encodings
     from posenc_export.catalogue.plots import View, draw
 
-    name = options.encoding.partition(":")[0]
-    picture = Picture("plot", options.output or Path(f"{name}.png"))
-    spec = encodings.parse(options.encoding)
-    picture.write(draw(spec, View(options.distance, options.head_size, options.positions)))
-    written = {"encoding": spec, "file": str(picture.path)}
+    names = "-".join(text.partition(":")[0] for text in options.encodings)
+    picture = Picture("plot", options.output or Path(f"{names}.png"))
+    specs = [encodings.parse(text) for text in options.encodings]
+    picture.write(draw(specs, View(options.distance, options.head_size, options.positions)))
+    written = {"encodings": specs, "file": str(picture.path)}
     print(json.dumps(written) if options.json else picture.path)
     return 0

@@ -24,6 +24,19 @@ def test_an_encoding_has_a_picture_with_content_in_every_panel(name: str) -> Non
     assert panels and all(axes.lines or axes.images or axes.collections for axes in panels)
 
 
+def test_encodings_are_drawn_side_by_side_with_a_title_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["plot", "rope", "alibi", "t5"]) == 0
+    assert capsys.readouterr().out == "rope-alibi-t5.png\n" and Path("rope-alibi-t5.png").exists()
+    specs = [{"name": "rope"}, {"name": "alibi"}]
+    columns = draw(specs).subfigs
+    assert [column.get_suptitle() for column in columns] == ["rope", "alibi"]
+    alone = [[axes.get_title() for axes in draw(spec).axes] for spec in specs]
+    assert [[axes.get_title() for axes in column.axes] for column in columns] == alone
+
+
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
 def test_plot_replaces_its_own_pictures_and_no_other_file(
     suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
