@@ -58,7 +58,7 @@ class ReadAs:
         causal: whether no token sees a later one.
         output: name of the output of a forward that returns several; None for the first that has
             a row for each token.
-        memory: as of reading.read.read.
+        memory: as of reading.read.read_module.
     """
 
     example: Optional[Tensor] = None

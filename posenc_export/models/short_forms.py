@@ -32,8 +32,8 @@ def block_config(
     causal: bool = True,
     mechanism: str = "softmax",
 ) -> config.BlockConfig:
-    """Describe a block around one encoding. The encoding is placed before or inside the attention,
-    depending on its hook.
+    """Describe a block around one encoding. The encoding is added to the hidden states if it
+    defines `embed`, and is part of the attention otherwise.
 
     Args:
         width, heads, max_positions, mechanism: as in models.config.

@@ -311,7 +311,7 @@ class Picked:
     Args:
         query_rows: rows of queries [B,H,S,R], or None.
         key_rows: appended rows of keys [B,H*R,T,1], or None, and the factor of their term.
-        row_of_distance: see distance_tables.rows_of; None without rows.
+        row_of_distance: see rows_of; None without rows.
         decays: appended numbers of keys [B,H,T,1], or None.
         counts: rows of queries that are read at counts of keys [B,H,S,R], or None.
     """

@@ -121,7 +121,7 @@ def attend_turned_keys(op: Builder, node: AttendTurnedKeys) -> ir.Value:
 
 def _inside(op: Builder, node: Attend, turns: List[ir.Value]) -> Optional[ir.Value]:
     """Emit CachedAttention, or return None if another node than sums by distance reads the softmax,
-    or any other the appended keys and values. turns: by_query.digits.
+    or any other the appended keys and values. turns: see content.digits.
     """
     cached = Cached.of(node)
     if cached is None or op.dtype != "float32" or ort_slots.by_columns(op) is not None:

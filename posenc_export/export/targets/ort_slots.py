@@ -66,7 +66,7 @@ def key_positions(op: Builder, slides: bool = False) -> ir.Value:
 
 
 def of_call(op: Builder, key_positions: ir.Value) -> bool:
-    """Return whether keys are not in slots of compact rows: attention_mask, or no cache."""
+    """Return whether keys are those of the call's columns: attention_mask, or no cache."""
     return by_columns(op) is not None or key_positions.is_graph_input()
 
 

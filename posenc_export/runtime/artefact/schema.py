@@ -218,7 +218,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         deviation, cached_keys, encodings, versions: of earlier versions; not used.
         packages: origin of each encoding of another package, by name. Needed to build the model.
         places: what layers and encodings declare of positions; None in artefacts of earlier
-            versions, and of a module that was read, which declares nothing.
+            versions. A module that was read declares what its layers see alone.
         constants: sha256 of each constant of an ONNX graph by name, and of its nodes
             (runtime/verification/constants.py); empty if it was not verified at export.
         files: digest and size of each file, by name.

@@ -140,7 +140,7 @@ GROWS, IN_PLACE, REPLACED = "append", "in_place", "replace"  # State.update
 
 
 class Caches:
-    """The memory of the states of a graph, which other sizes replace by another.
+    """The memory of the states of a graph. Its sizes are fixed: larger ones are another Caches.
 
     Args:
         graph, capacity, rewind: as for Session.

@@ -11,7 +11,7 @@ RUN_ERRORS = (RuntimeError, IndexError)
 
 class GraphError(RuntimeError):
     """A graph failed during a call, with the first line of the message of the runtime's exception.
-    The state of the session is unchanged.
+    The session keeps no token of the run that failed.
     """
 
     def __init__(self, error: BaseException) -> None:

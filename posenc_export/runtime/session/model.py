@@ -60,8 +60,8 @@ class Model:
                 the caches are moved to larger memory.
             capacity: largest number of tokens per row in caches that are written in place; None
                 allows the whole range of positions.
-            rewind: number of tokens, counted from the longest length a row has had, that
-                `Session.rewind` can take back if states are replaced by each call (recurrent
+            rewind: number of tokens below the longest length a row has had, down to which
+                `Session.rewind` can shorten it if states are replaced by each call (recurrent
                 encodings, linear attention), or if caches of windows keep the last tokens only.
                 Memory grows with it.
 

@@ -304,7 +304,7 @@ class Binding:
 
     Attributes:
         feeds: the graph inputs.
-        at: number of tokens that steps have read for which the inputs stand (Rows.reached).
+        at: number of tokens read by steps that the counters in `feeds` stand for (Rows.reached).
         take: `take(rows, inputs)` feeds S tokens per row of rows that have this binding, [B,S] or
             [B,S,E], and returns [B,S,*], which the next call overwrites. With S = 1, both lack this
             axis. Raises ValueError for other inputs, GraphError if the graph failed.

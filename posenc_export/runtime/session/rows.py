@@ -34,7 +34,7 @@ Token = Tuple[np.ndarray, Optional[np.ndarray]]  # [*], and its coordinates [A] 
 
 
 class RowHistory(NamedTuple):
-    """The last tokens of a row, from the first of some states on that calls replace."""
+    """The last tokens of a row since its oldest saved copy of states that calls replace."""
 
     states: Mapping[int, States] = MappingProxyType({})  # by the length before them, in its order
     tokens: Sequence[Token] = ()

@@ -132,10 +132,10 @@ class Session:
                 Bidirectional models read all tokens at once.
             grid: [axes,B,S] int64, coordinates for encodings that have them. None uses the position
                 on every axis, as for text: tokens of an image then get other coordinates than those
-                of their rows and columns, and nothing refuses it. Edges of boxes are 0 then.
+                of their rows and columns, without an error. Edges of boxes are 0 then.
             token_types: [B,S] int64, segments for an encoder; None means 0 everywhere.
             encoder: encoder outputs of each row, [B,Q,N] or a list of rows [q,N], for a decoder
-                that reads an encoder. Given with the first tokens of a row. None keeps the encoder
+                that reads an encoder. Given with the first tokens of a row. None reuses the encoder
                 outputs of rows that a rewind has emptied.
             logits_to_keep: number n of last tokens of each row whose outputs are returned, as
                 [B,n,*] aligned to the last column, with zeros in front of shorter rows; at most

@@ -22,11 +22,11 @@ from posenc_export.runtime.graphs.kernel_library import DOMAIN, OPERATOR
 from posenc_export.runtime.graphs.ort_graph import OrtGraph
 from posenc_export.runtime.verification import indices
 from posenc_export.shared.numerics import tolerance, worst_error
+from tests.encodings.test_laws import SHIFT_INVARIANT
 from tests.kernels.calls import NAMES, built
 from tests.tiny import block, decoder
 from tests.traces import exported, sources
 
-BY_DISTANCE = ("alibi", "t5", "kerple", "sandwich", "dynamic_bias")
 PICKED = {"shaw": 4, "deberta": 3, "inkling": 3, "wavlm": 3}  # outputs of the operator
 ROTATIONS = ("rope", "xpos", "rope_yarn", "rope-interleaved", "rope_trained")
 
@@ -114,7 +114,7 @@ def test_one_wrong_row_of_a_distance_is_a_failure(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variant", "given"),
     [
-        *((variant, "distance_bias") for variant in BY_DISTANCE),
+        *((variant, "distance_bias") for variant in SHIFT_INVARIANT),
         *((variant, "cos_cache") for variant in ROTATIONS),
     ],
 )
