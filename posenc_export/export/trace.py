@@ -81,8 +81,8 @@ class Source:
         model: in eval mode; its weights must not be modified afterwards.
         cache_scales: scales of cached keys and values by state (calibration.cache_scales); None if
             their format has none.
-        on_grid: grids and codes of rounded weights by name of the parameter (quantization.rounding.rounded); None
-            if none is rounded.
+        on_grid: grids and codes of rounded weights by name of the parameter (rounding.rounded);
+            None if none is rounded.
         rounded: the fields of the manifest that say what is rounded.
         say: reports progress of tracing and writing.
         exact: float32 model whose outputs are expected of the artefact; None for `model`.
