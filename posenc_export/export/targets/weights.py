@@ -81,23 +81,6 @@ def _half(numbers: np.ndarray) -> Optional[np.ndarray]:
     return half if np.array_equal(half.astype(np.float32), numbers) else None
 
 
-def dequantized(op: Builder, x: Optional[ir.Value], name: str, on_grid: OnGrid) -> ir.Value:
-    """x W with DequantizeLinear before MatMul."""
-    grid, codes = on_grid
-    dtype = ir.DataType.INT4 if grid.bits == 4 else None
-    turned = codes.scales[:, 0] if grid.block is None else codes.scales.T
-    stored = op.weight(f"{name}.codes", lambda: np.ascontiguousarray(flat(codes).T), dtype)
-    scales = op.weight(f"{name}.scales", lambda: np.ascontiguousarray(turned))
-    zeros = codes.zeros(grid.bits)
-    inputs = [stored, scales]
-    if zeros is not None:
-        inputs.append(op.weight(f"{name}.zeros", lambda: np.ascontiguousarray(zeros.T), dtype))
-    how: Dict[str, Any] = {"axis": 1}
-    if grid.block is not None:
-        how = {"axis": 0, "block_size": grid.block}
-    return op.MatMul(x, op.DequantizeLinear(*inputs, **how))
-
-
 def flat(codes: Codes) -> np.ndarray:
     """Return the codes without padding [N,K] int8."""
     return codes.codes.reshape(len(codes.codes), -1)[:, : codes.inputs]
@@ -153,7 +136,19 @@ class Standard:
         """Return x W for the left operand of a MatMul, or for the part of it that an expert reads,
         and a weight [N,K].
         """
-        return dequantized(op, x, name, on_grid)
+        grid, codes = on_grid
+        dtype = ir.DataType.INT4 if grid.bits == 4 else None
+        turned = codes.scales[:, 0] if grid.block is None else codes.scales.T
+        stored = op.weight(f"{name}.codes", lambda: np.ascontiguousarray(flat(codes).T), dtype)
+        scales = op.weight(f"{name}.scales", lambda: np.ascontiguousarray(turned))
+        zeros = codes.zeros(grid.bits)
+        inputs = [stored, scales]
+        if zeros is not None:
+            inputs.append(op.weight(f"{name}.zeros", lambda: np.ascontiguousarray(zeros.T), dtype))
+        how: Dict[str, Any] = {"axis": 1}
+        if grid.block is not None:
+            how = {"axis": 0, "block_size": grid.block}
+        return op.MatMul(x, op.DequantizeLinear(*inputs, **how))
 
     def rows(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
         """Rows of a table [N,K] for ids [B,S]."""
@@ -203,7 +198,7 @@ class Fused(Standard):
         grid, codes = on_grid
         if grid.block is None:
             if self.accuracy == PLAIN:
-                return dequantized(op, x, name, on_grid)
+                return super()._product(op, node, x, name, on_grid)
             return self._by_token(op, node, x, name, codes)
         sizes: Dict[str, Any] = {"K": codes.inputs, "N": len(codes.codes), "bits": grid.bits}
         sizes |= {"block_size": grid.block, "accuracy_level": self.accuracy}
@@ -328,8 +323,6 @@ def _in_blocks(grid: Grid, codes: Codes) -> OnGrid:
         return grid, codes
     block = next((block for block in BLOCKS if codes.inputs % block == 0), BLOCKS[-1])
     count = -(-codes.inputs // block)
-    flat = codes.codes.reshape(len(codes.codes), -1)[:, : codes.inputs]
-    padded = np.pad(flat, ((0, 0), (0, count * block - codes.inputs)))
-    scales = np.repeat(codes.scales, count, axis=1)
-    blocks = padded.reshape(len(flat), count, block)
+    padded = np.pad(flat(codes), ((0, 0), (0, count * block - codes.inputs)))
+    blocks, scales = padded.reshape(-1, count, block), np.repeat(codes.scales, count, axis=1)
     return replace(grid, block=block), Codes(blocks, scales, codes.inputs)
