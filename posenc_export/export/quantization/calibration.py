@@ -66,40 +66,32 @@ class Use(NamedTuple):
     linear: bool
 
 
-def linear_layers(model: Model) -> Dict[str, Tensor]:
-    """Return the weights [N,K] of the linear layers that are rounded, by name of the layer."""
+class RoundedWeights(NamedTuple):
+    """The weights of a model that are rounded."""
+
+    linear: Dict[str, Tensor]  # of linear layers [N,K], by name of the layer
+    tables: List[Tensor]  # of tokens
+    experts: List[Tensor]  # [N,K,M]
+    units: List[Tensor]  # those of linear layers that read the units of an MLP
+
+    @property
+    def uses(self) -> List[Use]:
+        """The uses of all weights but those of experts."""
+        linear = [Use(weight, True) for weight in self.linear.values()]
+        return linear + [Use(weight, False) for weight in self.tables]
+
+
+def weights_of(model: Model) -> RoundedWeights:
+    """Return the weights of a model that are rounded."""
     if isinstance(model, ReadModule):
-        found = model.by_name(model.products.linear)
-        return {name.removesuffix(".weight"): weight for name, weight in found.items()}
-    return {name: part.weight for name, part in _parts(model, torch.nn.Linear)}
-
-
-def tables(model: Model) -> List[Tensor]:
-    """Return the weights of the token tables that are rounded."""
-    if isinstance(model, ReadModule):
-        return list(model.by_name(model.products.tables).values())
-    return [table.weight for _, table in _parts(model, torch.nn.Embedding)]
-
-
-def of_experts(model: Model) -> List[Tensor]:
-    """Return the weights [N,K,M] of experts that are rounded."""
-    if isinstance(model, ReadModule):
-        return list(model.by_name(model.products.experts).values())
-    return []
-
-
-def uses(model: Model) -> List[Use]:
-    """Return the uses of all weights that are rounded."""
-    linear = [Use(weight, True) for weight in linear_layers(model).values()]
-    return linear + [Use(weight, False) for weight in tables(model)]
-
-
-def of_units(model: Model) -> List[Tensor]:
-    """Return the weights of linear layers that read the units of an MLP."""
-    if isinstance(model, ReadModule):
-        return list(model.by_name(model.products.of_units()).values())
+        of = model.products
+        linear, *others = map(model.by_name, (of.linear, of.tables, of.experts, of.of_units()))
+        layers = {name.removesuffix(".weight"): weight for name, weight in linear.items()}
+        return RoundedWeights(layers, *([*found.values()] for found in others))
+    layers = {name: part.weight for name, part in _parts(model, torch.nn.Linear)}
+    tables = [table.weight for _, table in _parts(model, torch.nn.Embedding)]
     mlps = [part for part in model.modules() if isinstance(part, (Gated, Plain))]
-    return [part.down.weight for part in mlps]
+    return RoundedWeights(layers, tables, [], [part.down.weight for part in mlps])
 
 
 def with_same_input(model: Model) -> Dict[str, str]:
@@ -156,7 +148,7 @@ class Watching(TorchFunctionMode):
 
 def moments(model: Model, sample: Sample, say: Progress = silent) -> Iterator[Dict[str, Tensor]]:
     """Yield the mean of x x' [K,K] float64 of each layer's inputs x; a pass per group of MEMORY."""
-    layers, same = linear_layers(model), with_same_input(model)
+    layers, same = weights_of(model).linear, with_same_input(model)
     for group in _groups({name: part for name, part in layers.items() if name not in same}):
         sizes = {name: weight.size(1) for name, weight in group.items()}
         sums = {name: torch.zeros(n, n, dtype=torch.float64) for name, n in sizes.items()}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from posenc_export.encodings.shared.tables import levels_of
 from posenc_export.export.describe import Model
-from posenc_export.export.quantization.calibration import Use, Watching, uses
+from posenc_export.export.quantization.calibration import Use, Watching, weights_of
 from posenc_export.export.quantization.formats import FORMATS
 from posenc_export.export.quantization.grid import Grid
 from posenc_export.export.quantization.rounding import activations_of
@@ -142,7 +142,7 @@ def _readers(model: Model) -> Dict[str, List[Use]]:
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     readers: Dict[str, List[Use]] = {}
-    for use in uses(model):
+    for use in weights_of(model).uses:
         others = readers.setdefault(names[id(use.weight)], [])
         others += [use] * all(other.linear != use.linear for other in others)
     return readers

@@ -9,13 +9,7 @@ from typing import Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Tupl
 import numpy as np
 import torch
 
-from posenc_export.export.quantization.calibration import (
-    linear_layers,
-    of_experts,
-    of_units,
-    tables,
-    uses,
-)
+from posenc_export.export.quantization.calibration import weights_of
 from posenc_export.export.quantization.formats import FORMATS, Format, format_of
 from posenc_export.export.quantization.grid import Codes, Grid, OnGrid
 from posenc_export.export.read_module import Model, ReadModule
@@ -76,7 +70,7 @@ def rounded(
     del model  # a caller with the only reference releases each weight as soon as it is rounded
     places = slots(copied)
     names = {id(parameter): name for name, parameter in copied.named_parameters()}
-    read_by = {layer: names[id(weight)] for layer, weight in linear_layers(copied).items()}
+    read_by = {layer: names[id(weight)] for layer, weight in weights_of(copied).linear.items()}
     remaining = {names[id(weight)]: (weight, grid) for weight, grid in _grids(copied, kind)}
     order, on_grid = list(remaining), {}
     steps: Optional[Steps] = None
@@ -120,16 +114,16 @@ def _codes(weight: torch.Tensor, grid: Grid, moments: Optional[torch.Tensor]) ->
 
 def _grids(model: Model, kind: Format) -> Iterator[Tuple[torch.Tensor, Grid]]:
     """Yield each weight that is rounded (linear layers, token tables, experts) with its grid."""
+    weights = weights_of(model)
     if activations_of(model) == "int8" or kind.projections.bits < 8:
-        linear = list(linear_layers(model).values())
-        grids = {id(weight): (weight, kind.projections) for weight in linear}
+        grids = {id(weight): (weight, kind.projections) for weight in weights.linear.values()}
         downs = kind.downs or kind.projections
-        grids |= {id(weight): (weight, downs) for weight in of_units(model) if id(weight) in grids}
+        grids |= {id(weight): (weight, downs) for weight in weights.units if id(weight) in grids}
         # A tied head has the grid of its table.
-        grids |= {id(table): (table, kind.tables) for table in tables(model)}
+        grids |= {id(table): (table, kind.tables) for table in weights.tables}
         yield from grids.values()
     grid = replace(kind.projections, zeros=False)  # operators of experts have no zero points
-    yield from ((weight, grid) for weight in of_experts(model))
+    yield from ((weight, grid) for weight in weights.experts)
 
 
 def kept(model: Model, keep: Keep = in_memory) -> Rounded:
@@ -153,7 +147,7 @@ def kept(model: Model, keep: Keep = in_memory) -> Rounded:
         raise refusal("export", rule, "one with experts", "choose weights int8, or omit weights")
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     # A tied weight once.
-    read = dict.fromkeys(names[id(use.weight)] for use in uses(model))
+    read = dict.fromkeys(names[id(use.weight)] for use in weights_of(model).uses)
     wanted = [name for name in read if name in stored]
     on_grid = {name: _codes_of(stored[name], keep) for name in wanted}
     if not on_grid:
@@ -164,8 +158,7 @@ def kept(model: Model, keep: Keep = in_memory) -> Rounded:
     places = slots(copied)
     for name, codes in changed.items():
         weight = copied.get_parameter(name)
-        numbers = torch.from_numpy(keep(codes.weight))
-        fill(places[id(weight)], torch.nn.Parameter(numbers, weight.requires_grad))
+        fill(places[id(weight)], parameter_of(codes, keep, weight.requires_grad))
     if isinstance(copied, ReadModule):
         copied.changed |= {*changed}
     return Rounded(copied, {name: codes for name, (codes, _) in on_grid.items()})
