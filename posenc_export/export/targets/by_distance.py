@@ -6,7 +6,6 @@ with: each of them computes every entry of its output from the same entry of its
 moves axes.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Set
 
@@ -42,12 +41,11 @@ WITH_CONSTANT = {"Gather": 0, "MatMul": 1, "Gemm": 1}
 MOST = 1 << 24  # numbers of a table: 64 MB
 OPSET = 23
 PROBE = np.array([[3, 1, 0], [9, 2, 1]])  # distances [S,T] that must have the same biases
-KEY_INPUTS = 2  # of the operator, for such products
 # Distances before 0 and after the largest one that have keys, for those between two keys: twice
 # NEIGHBOURS of packages/kernels/source/call.h.
 BEYOND = 32
-PIECE_INPUTS = 3  # of the operator, for such a bias
-PICKED_INPUTS = 5  # of the operator, for scores by content
+# Of the operator by name (runtime/verification/conformance/attention.py).
+Inputs = Dict[str, Optional[ir.Value]]
 
 
 def table_of(op: Builder, mask: Mask, heads: int) -> Optional[ir.Value]:
@@ -208,9 +206,9 @@ def _model(value: ir.Value, sources: Sequence[ir.Value]) -> bytes:
     return ir.to_proto(ir.Model(part, ir_version=10)).SerializeToString()
 
 
-def keys_of(op: Builder, node: Attend, mask: Mask, wide: int) -> Optional[List[Optional[ir.Value]]]:
+def keys_of(op: Builder, node: Attend, mask: Mask, wide: int) -> Inputs:
     """Return the inputs distance_queries [B,H,S,wide] and distance_keys [H,n,wide] for the
-    content of a node; None if that is not the products of projected queries with sinusoids of the
+    content of a node; none if that is not the products of projected queries with sinusoids of the
     distances of the mask. wide: head size of cached keys.
 
     The projection is a constant W_h [D,E] of each head. A query times W_h times the sinusoids R_d
@@ -220,21 +218,21 @@ def keys_of(op: Builder, node: Attend, mask: Mask, wide: int) -> Optional[List[O
     waves = WaveProducts.of(node.content)
     product = None if waves is None else waves.q.producer()
     if waves is None or product is None or product.op_type != "MatMul":
-        return None
+        return {}
     q, weight = product.inputs
     own = _of_mask(mask, waves.q_positions, waves.k_positions)
     if not own or q is None or weight is None or weight.const_value is None:
-        return None
+        return {}
     count = min(size(waves.waves, 0), mask.before + 1 or op.max_positions)
     fits = node.heads * count * wide <= MOST and count > BEYOND
     if not fits or not ort_slots.in_slots(op, waves.k_positions):
-        return None
+        return {}
     of_head = op.Transpose(weight, perm=[0, 2, 1])
     keys = op.MatMul(_sinusoids(op, waves.waves, count), of_head)
     missing, zero = wide - size(weight, 1), op.constant(0, "float32")
     if missing:
         q, keys = (op.Pad(value, [0, missing], zero, [-1]) for value in (q, keys))
-    return [q, keys]
+    return {"distance_queries": q, "distance_keys": keys}
 
 
 def _sinusoids(op: Builder, waves: ir.Value, count: int) -> ir.Value:
@@ -259,19 +257,20 @@ def _sinusoids(op: Builder, waves: ir.Value, count: int) -> ir.Value:
     return op.Slice(whole, [last - last % 2], [-last - 2], [0], [-2])
 
 
-def pieces_of(op: Builder, mask: Mask) -> Optional[List[Optional[ir.Value]]]:
-    """Return the inputs number_of_distance [range], query_factors [B,S] and pieces [H,pieces,3] for
-    the bias of a mask, or None if it is no function of a number of the distance over one of the
-    query.
+def pieces_of(op: Builder, mask: Mask) -> Inputs:
+    """Return the inputs numbers [range] of distances, factors [B,S] of queries and pieces
+    [H,pieces,3] for the bias of a mask; none if it is no function of a number of the distance over
+    one of the query.
     """
     node = LayersOfRatio.of(mask.bias)
     if node is None:
-        return None
+        return {}
     weights = (node.first, node.first_bias, node.second, node.second_bias)
     numbers = at_distances(op, mask, node.numbers)
     if numbers is None or not all(weight.const_value for weight in weights):
-        return None
-    return [numbers, op.Reciprocal(node.divisors), _pieces(op, *weights)]
+        return {}
+    pieces = _pieces(op, *weights)
+    return {"numbers": numbers, "factors": op.Reciprocal(node.divisors), "pieces": pieces}
 
 
 def _pieces(
@@ -302,55 +301,31 @@ def _pieces(
     return op.Cast(op.Concat(*turned, axis=2), to=FLOAT)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Picked:
-    """The content of an Attend. A query, or a key, has a row of numbers [R], such as its products
-    with the rows of a table. A score is the sum of the entries at the index that the distance of
-    query and key has, or the sum of the numbers that the keys after a key have, up to the query's.
+def picked(op: Builder, node: Attend, mask: Mask) -> Inputs:
+    """Return the inputs for the content of a node, or none if CachedAttention does not compute it.
 
-    Args:
-        query_rows: rows of queries [B,H,S,R], or None.
-        key_rows: appended rows of keys [B,H*R,T,1], or None, and the factor of their term.
-        row_of_distance: see rows_of; None without rows.
-        decays: appended numbers of keys [B,H,T,1], or None.
-        counts: rows of queries that are read at counts of keys [B,H,S,R], or None.
+    A query, or a key, has a row of numbers [R], such as its products with the rows of a table. A
+    score is the sum of the entries at the index that the distance of query and key has, or the sum
+    of the numbers that the keys after a key have, up to the query's. Inputs are query_rows
+    [B,H,S,R] and appended key_rows [B,H*R,T,1] with row_of_distance (rows_of); or appended decays
+    of keys [B,H,T,1]; or count_rows, rows of queries that are read at counts of keys [B,H,S,R].
     """
-
-    query_rows: Optional[ir.Value] = None
-    key_rows: Optional[ir.Value] = None
-    factor: float = 1.0
-    row_of_distance: Optional[ir.Value] = None
-    decays: Optional[ir.Value] = None
-    counts: Optional[ir.Value] = None
-
-    @property
-    def inputs(self) -> List[Optional[ir.Value]]:
-        """The inputs of the operator."""
-        return [self.query_rows, self.key_rows, self.row_of_distance, self.decays, self.counts]
-
-
-def picked(op: Builder, node: Attend, mask: Mask) -> Optional[Picked]:
-    """Return the content of a node, or None if CachedAttention does not compute it."""
     counted, sums = RowsAtCounts.of(node.content), SumsBetween.of(node.content)
     if counted is not None:
-        return Picked(counts=counted.rows)
+        return {"count_rows": counted.rows}
     if sums is not None:
         known = _sign(mask, sums.distances) == -1 and Append.of(sums.numbers)
-        return Picked(decays=sums.numbers) if known else None
+        return {"decays": sums.numbers} if known else {}
     pick = Pick.of(node.content)
     rows = None if pick is None else rows_of(op, mask, pick.index)
     if pick is None or rows is None:
-        return None
-    if pick.key_rows is not None and (
-        not Append.of(pick.key_rows) or len(pick.key_rows.uses()) > 1
-    ):
-        return None  # nothing else may read the cached rows
-    return Picked(
-        query_rows=pick.rows,
-        key_rows=None if pick.key_rows is None else _by_row(op, pick.key_rows),
-        factor=pick.factor,
-        row_of_distance=rows,
-    )
+        return {}
+    inputs: Inputs = {"query_rows": pick.rows, "row_of_distance": rows}
+    if pick.key_rows is None:
+        return inputs
+    if not Append.of(pick.key_rows) or len(pick.key_rows.uses()) > 1:
+        return {}  # nothing else may read the cached rows
+    return {**inputs, "key_rows": _by_row(op, pick.key_rows)}
 
 
 def counts_inside(op: Builder, node: RowsAtCounts) -> bool:
@@ -386,13 +361,14 @@ def _by_row(op: Builder, rows: ir.Value) -> ir.Value:
     return rows
 
 
-def collected(node: Attend, mask: Mask, parts: Optional[Picked]) -> Optional[List[ir.Value]]:
+def collected(node: Attend, mask: Mask, inputs: Inputs) -> Optional[List[ir.Value]]:
     """Return the sums of an Attend's weights by distance [B,H,S,R], if all readers of its weights
-    sum them by the rows that its scores pick; None if one does not.
+    sum them by the rows that its scores pick; None if one does not. inputs: see `picked`.
     """
-    if parts is None or parts.query_rows is None or parts.row_of_distance is None:
+    of_queries, by_distance = inputs.get("query_rows"), inputs.get("row_of_distance")
+    if of_queries is None or by_distance is None:
         return None
-    rows, sums = numbers_of(parts.row_of_distance), []
+    rows, sums = numbers_of(by_distance), []
     for weights in node.readers(AttentionWeights):
         readers = weights.readers(CollectByDistance)
         if len(readers) < len(weights.output.uses()):
@@ -401,7 +377,7 @@ def collected(node: Attend, mask: Mask, parts: Optional[Picked]) -> Optional[Lis
             own = _of_mask(mask, reader.positions, reader.key_positions)
             clipped = reader.left - np.minimum(np.arange(len(rows)), reader.left)
             same = len(rows) == reader.left + 1 and np.array_equal(rows, clipped)
-            if not own or not same or size(parts.query_rows, 3) != reader.left + reader.right + 1:
+            if not own or not same or size(of_queries, 3) != reader.left + reader.right + 1:
                 return None
             sums.append(reader.output)
     return sums

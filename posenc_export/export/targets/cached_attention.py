@@ -4,22 +4,25 @@ CachedAttention, which has the first inputs and attributes of GroupQueryAttentio
 biases by distance and hides keys of other chunks.
 """
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import onnx_ir as ir
 
 from posenc_export.export.targets import by_distance, content, ort_slots, standard
 from posenc_export.export.targets.builder import FLOAT, MICROSOFT, Builder, size
+from posenc_export.export.targets.by_distance import Inputs
 from posenc_export.ops.graph import (
     Append,
     Attend,
     AttendTurnedKeys,
     AttentionWeights,
     Mask,
+    Pick,
     Rotate,
 )
 from posenc_export.runtime.graphs.kernel_library import DOMAIN, OPERATOR
 from posenc_export.runtime.session.caches import WINDOW_ROOM
+from posenc_export.runtime.verification.conformance.attention import INPUTS
 
 AFTER_SOFTMAX = 2  # value of the attribute qk_output
 # A rotation: tables of queries, tables of keys, and the rows of tokens; None if they are the slots.
@@ -73,27 +76,25 @@ def attend(op: Builder, node: Attend) -> ir.Value:
     compact = ort_slots.by_columns(op) is None
     slides = cached.slides(op, cached.with_scores or op.dtype != "float32" or op.on_device)
     wide, by_slot = widened(cached.key, cached.value), rotation_by_slot(op, cached)
-    lengths = ort_slots.lengths(op, slides)
-    tables: List[Optional[ir.Value]] = [None, None, None]
+    lengths, longest = ort_slots.lengths(op, slides)
+    inputs: Inputs = _heads(op, cached, (wide, wide), by_slot is not None)
+    inputs |= {"lengths": lengths, "longest": longest}
     if by_slot is not None:
-        places = ort_slots.cache_position(op) if slides else None
-        tables = [op.table(by_slot.cos), op.table(by_slot.sin), places]
+        inputs |= {"cos": op.table(by_slot.cos), "sin": op.table(by_slot.sin)}
+        inputs["positions"] = ort_slots.cache_position(op) if slides else None
     hides = compact and not mask.chunk
     bias = _sum(op, mask.bias if hides else node.mask, node.content)
     if mask.chunk and slides:
         bias = standard.mask_of_keys(op, mask, ort_slots.key_positions(op, slides))
+    inputs["bias"] = standard.in_dtype(op, bias) if hides and bias is not None else bias
+    attributes = _attributes(cached, by_slot, hides)
+    attributes |= {"qk_output": AFTER_SOFTMAX} if weights else {}
     outputs = op.several(
         4 if weights else 3,
         "GroupQueryAttention",
-        *_heads(op, cached, (wide, wide), by_slot is not None),
-        *(cached.key.past, cached.value.past),
-        *lengths,
-        *tables,
-        standard.in_dtype(op, bias) if hides and bias is not None else bias,
-        node.sinks,
+        *(inputs.get(name) for name in INPUTS),
         domain=MICROSOFT,
-        **_attributes(cached, by_slot, hides),
-        **({"qk_output": AFTER_SOFTMAX} if weights else {}),
+        **attributes,
     )
     # The node leaves weights of hidden keys past a row's end unwritten.
     for reader in weights:
@@ -109,7 +110,7 @@ def attend(op: Builder, node: Attend) -> ir.Value:
 
 def attend_natively(op: Builder, node: Attend) -> ir.Value:
     """Emit CachedAttention if it can represent a node, otherwise the nodes of `ort`."""
-    inside = _inside(op, node, [])
+    inside = _inside(op, node, {})
     return attend(op, node) if inside is None else inside
 
 
@@ -119,54 +120,46 @@ def attend_turned_keys(op: Builder, node: AttendTurnedKeys) -> ir.Value:
     return content.attend_turned_keys(op, node) if inside is None else inside
 
 
-def _inside(op: Builder, node: Attend, turns: List[ir.Value]) -> Optional[ir.Value]:
+def _inside(op: Builder, node: Attend, turns: Mapping[str, ir.Value]) -> Optional[ir.Value]:
     """Emit CachedAttention, or return None if another node than sums by distance reads the softmax,
-    or any other the appended keys and values. turns: see content.digits.
+    or any other the appended keys and values. turns: content.digits.
     """
     cached = Cached.of(node)
     if cached is None or op.dtype != "float32" or ort_slots.by_columns(op) is not None:
         return None
     key, mask = cached.key, cached.mask
     table = None if mask.bias is None else by_distance.table_of(op, mask, node.heads)
-    keys = by_distance.keys_of(op, node, mask, wide_size(key))
-    picked = None if keys else by_distance.picked(op, node, mask)
-    sums = by_distance.collected(node, mask, picked)
+    of_content = by_distance.keys_of(op, node, mask, wide_size(key))
+    of_content = of_content or by_distance.picked(op, node, mask)
+    sums = by_distance.collected(node, mask, of_content)
     if sums is None and node.readers(AttentionWeights):
         return None
-    pieces = None if table else by_distance.pieces_of(op, mask)
-    bias = _sum(
-        op,
-        None if table or pieces else mask.bias,
-        None if keys or picked else node.content,
-    )
+    pieces = {} if table else by_distance.pieces_of(op, mask)
+    of_mask = None if table or pieces else mask.bias
+    bias = _sum(op, of_mask, None if of_content else node.content)
     # GroupQueryAttention reads chunks from a bias, which such scores need anyway.
     if mask.chunk and bias is not None:
         return None
-    slides = cached.slides(op, bool(bias or picked or pieces or sums or keys))
+    slides = cached.slides(op, bool(bias or of_content or pieces or sums))
     rotation, widths = _rotation(op, cached, slides), (widened(key), widened(cached.value))
-    tables: List[Optional[ir.Value]] = [None, None, None, None]
-    positions = mask.positions if mask.chunk else None
+    inputs: Inputs = {**_heads(op, cached, widths, rotation is not None), **of_content, **pieces}
+    inputs |= {**turns, "lengths": ort_slots.lengths(op, slides)[0], "bias": bias}
+    inputs |= {"distances": table, "slots": ort_slots.cache_position(op, slides)}
+    inputs["positions"] = mask.positions if mask.chunk else None
     if rotation is not None:
         of_q, of_k, rows = rotation
-        one = (of_q.cos, of_q.sin) == (of_k.cos, of_k.sin)
-        tables = [of_q.cos, of_q.sin, *([None, None] if one else [of_k.cos, of_k.sin])]
-        positions = positions if rows is None else rows
+        inputs |= {"cos": of_q.cos, "sin": of_q.sin}
+        if (of_q.cos, of_q.sin) != (of_k.cos, of_k.sin):
+            inputs |= {"key_cos": of_k.cos, "key_sin": of_k.sin}
+        inputs |= {} if rows is None else {"positions": rows}
+    attributes, pick = _attributes(cached, rotation and rotation[0], True), Pick.of(node.content)
+    attributes |= {"key_row_scale": pick.factor} if pick and "key_rows" in inputs else {}
     outputs = op.several(
         4 if sums else 3,
         OPERATOR,
-        *_heads(op, cached, widths, rotation is not None),
-        *(key.past, cached.value.past),
-        *(ort_slots.lengths(op, slides)[0], None),  # without the length of the longest row
-        *(*tables[:2], positions, bias, node.sinks),
-        *(None, None),  # scales of a cache of 8 bits (onnx_file.py)
-        *(table, ort_slots.cache_position(op, slides), *tables[2:]),
-        *(picked.inputs if picked else [None] * by_distance.PICKED_INPUTS),
-        *(pieces or [None] * by_distance.PIECE_INPUTS),
-        *(keys or [None] * by_distance.KEY_INPUTS),
-        *turns,
+        *(inputs.get(name) for name in INPUTS),
         domain=DOMAIN,
-        **_attributes(cached, rotation and rotation[0], True),
-        **({"key_row_scale": picked.factor} if picked and picked.key_rows else {}),
+        **attributes,
     )
     for total in sums or ():
         total.replace_all_uses_with(outputs[3])
@@ -228,11 +221,9 @@ def _rotation(op: Builder, cached: Cached, slides: bool) -> Optional[Rotation]:
     return of_q, of_k, of_q.positions
 
 
-def _heads(
-    op: Builder, cached: Cached, widths: Sequence[int], rotates: bool
-) -> List[Optional[ir.Value]]:
-    """Return queries, keys and values as [B,S,N*D], or one packed input for parts of one
-    projection.
+def _heads(op: Builder, cached: Cached, widths: Sequence[int], rotates: bool) -> Inputs:
+    """Return the inputs of heads, caches and sinks: queries, keys and values as [B,S,N*D], or one
+    packed input for parts of one projection.
 
     Args:
         widths: head sizes of the caches of keys and values, to which heads are padded.
@@ -247,8 +238,10 @@ def _heads(
         parts.append(op.merge_heads(_padded(op, part, wide)))
     split = parts[0].producer()
     if split is not None and split.op_type == "Split" and list(split.outputs) == parts:
-        return [split.inputs[0], None, None]
-    return list(parts)
+        parts = [split.inputs[0]]
+    inputs: Inputs = dict(zip(("q", "k", "v"), parts, strict=False))
+    past = {"past_k": cached.key.past, "past_v": cached.value.past}
+    return {**inputs, **past, "sinks": cached.node.sinks}
 
 
 def wide_size(*appended: Append) -> int:

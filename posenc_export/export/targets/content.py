@@ -3,7 +3,7 @@ rule.
 """
 
 import functools
-from typing import Any, List, Tuple
+from typing import Any, Dict, Tuple
 
 import numpy as np
 import onnx_ir as ir
@@ -225,9 +225,9 @@ def _attend_turned(op: Builder, node: AttendTurnedKeys) -> ir.Value:
     return standard.weighted_sum(op, node, weights, node.values)
 
 
-def digits(op: Builder, node: AttendTurnedKeys) -> List[ir.Value]:
-    """Return the cosines and sines of the angles by which keys turn further for each query, at the
-    distances d 16^l in row d + 16 l [B,S,16*digits,r/2].
+def digits(op: Builder, node: AttendTurnedKeys) -> Dict[str, ir.Value]:
+    """Return the inputs turn_cos and turn_sin of CachedAttention, of the angles by which keys turn
+    further for each query, at the distances d 16^l in row d + 16 l [B,S,16*digits,r/2].
     """
     count = 1
     while DIGITS**count < op.max_positions:
@@ -235,7 +235,7 @@ def digits(op: Builder, node: AttendTurnedKeys) -> List[ir.Value]:
     distances = np.outer(DIGITS ** np.arange(count), np.arange(DIGITS)).reshape(-1, 1)
     drift = op.Unsqueeze(_drift(op, node), [2])
     angles = _in_radians(op, op.Mul(op.Cast(op.constant(distances), to=DOUBLE), drift))
-    return [op.Cos(angles), op.Sin(angles)]
+    return {"turn_cos": op.Cos(angles), "turn_sin": op.Sin(angles)}
 
 
 def _angles(op: Builder, node: AttendTurnedKeys) -> ir.Value:
