@@ -139,8 +139,7 @@ class SegmentMaskSignature(Signature):
         self, x: Tensor, token_type_ids: Tensor, attention_mask: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """x, token_type_ids, attention_mask [B,S] int64; return output, []."""
-        own = positions_of(attention_mask)
-        places = TokenPlaces(own, own, own, torch.zeros_like(own[:, 0]))
+        places = self.places(positions_of(attention_mask))
         return self.model(x, places, states, None, token_type_ids)
 
 

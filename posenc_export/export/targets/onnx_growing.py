@@ -9,10 +9,6 @@ from posenc_export.export.targets.builder import Builder, Table
 from posenc_export.ops import graph
 
 
-def append_positions(op: Builder, node: graph.AppendPositions) -> ir.Value:
-    return op.Concat(node.past, node.new, axis=1)
-
-
 def append(op: Builder, node: graph.Append) -> ir.Value:
     return op.Concat(node.past, op.Transpose(node.new, perm=[0, 2, 1, 3]), axis=2)
 
@@ -41,6 +37,7 @@ def attend(op: Builder, node: graph.Attend) -> ir.Value:
 
 # Of operations that take one expression.
 SHORT: Table = {
+    graph.AppendPositions: lambda op, of: op.Concat(of.past, of.new, axis=1),
     graph.FitPositions: lambda op, of: of.key_positions,
     graph.Products: lambda op, of: standard.products_of(op, of, of.q, of.keys),
     graph.WeightedValues: lambda op, of: standard.weighted_sum(op, of, of.weights, of.values),
@@ -52,7 +49,6 @@ LOWERING: Tuple[Table, ...] = (
     {
         **SHORT,
         graph.Rotate: standard.rotate,
-        graph.AppendPositions: append_positions,
         graph.RefuseGaps: standard.refuse_gaps,
         graph.Distances: standard.distances,
         graph.Mask: standard.mask,

@@ -42,10 +42,6 @@ def append(op: Builder, node: graph.Append) -> ir.Value:
     return op.TensorScatter(node.past, update, first, axis=2)
 
 
-def append_positions(op: Builder, node: graph.AppendPositions) -> ir.Value:
-    return op.TensorScatter(node.past, node.new, node.write_index, axis=1)
-
-
 def fit_positions(op: Builder, node: graph.FitPositions) -> ir.Value:
     """Pad key positions [B,T] with -1 to the capacity M of the cache: [B,M]."""
     capacity = op.Shape(node.past, start=2, end=3)
@@ -55,7 +51,7 @@ def fit_positions(op: Builder, node: graph.FitPositions) -> ir.Value:
 
 CACHES: Table = {
     graph.Append: append,
-    graph.AppendPositions: append_positions,
+    graph.AppendPositions: lambda op, of: op.TensorScatter(of.past, of.new, of.write_index, axis=1),
     graph.FitPositions: fit_positions,
     graph.Attend: standard.attend,
 }

@@ -62,10 +62,6 @@ LATER_NATIVELY = (
 CHUNK = 1024
 
 
-def append_positions(op: Builder, node: graph.AppendPositions) -> ir.Value:
-    return ort_slots.key_positions(op)
-
-
 def wave_products(op: Builder, node: graph.WaveProducts) -> ir.Value:
     """Use that slots of compact rows have consecutive positions."""
     if not ort_slots.in_slots(op, node.k_positions):
@@ -125,7 +121,7 @@ def transposed_product(op: Builder, node: ir.Node) -> Optional[ir.Value]:
 LOWERING: Tuple[Table, ...] = (
     {
         **{kind: emit for kind, emit in onnx_growing.LOWERING[0].items() if kind not in LATER},
-        graph.AppendPositions: append_positions,
+        graph.AppendPositions: lambda op, of: ort_slots.key_positions(op),
         graph.Distances: distances,
         graph.Attend: cached_attention.attend,
         graph.WaveProducts: wave_products,
