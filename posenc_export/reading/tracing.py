@@ -58,6 +58,7 @@ STRICT = "traced by torch.export's strict mode"
 WAYS: List[List[str]] = [  # in turn
     [RECURRENT], [], [HASHED], [MIXED], [JOINED], [MIXED, JOINED], [STRICT]
 ]  # fmt: skip
+FOR = {HASHED: ("unhashable type",), MIXED: DATA}  # words of the errors that a remedy is for
 
 
 @contextmanager
@@ -228,19 +229,15 @@ def exported(plain: OneTensor, x: Tensor, most: int) -> Tuple[ExportedProgram, L
     The example is as long as it can be, so that no branch for short lengths is taken.
     """
     first: Optional[Refused] = None
-    of_data, unhashable = False, False
+    said = ""
     for used in WAYS:
-        if (MIXED in used and not of_data) or (STRICT in used and of_data):
-            continue
-        if HASHED in used and not unhashable:
+        if not all(any(word in said for word in FOR.get(remedy, ("",))) for remedy in used):
             continue
         try:
             return _attempt(plain, x, most, used), used
         except Refused as error:
             if used != [RECURRENT]:  # others say it again
-                first = first or error
-                of_data |= any(word in str(error.__cause__) for word in DATA)
-                unhashable |= "unhashable type" in str(error.__cause__)
+                first, said = first or error, f"{said}{error.__cause__}"
                 if LOOPS in str(first):
                     break
     raise first or AssertionError("one way traces the module as it is")
