@@ -17,7 +17,6 @@ from posenc_export.runtime.verification.scenarios import (
     Case,
     Cell,
     Pairs,
-    Run,
     Scenario,
     chunked,
     of_caches,
@@ -72,7 +71,7 @@ def case_of(reference: Reference, rows: int, length: int, start: int) -> Case:
     if not np.isfinite(full).all():
         got = f"NaN or infinity at {(~np.isfinite(full).all(-1)).sum()} of {rows * length} tokens"
         raise refusal("audit", "a reference with finite outputs", got, "check its weights")
-    return Case(tokens, full, start, fork_at, other, other_full)
+    return Case(tokens, full, [start] * rows, fork_at, other, other_full)
 
 
 def of_call(interface: Interface, reference: Reference, call: Mapping[str, int]) -> Optional[Cell]:
@@ -88,16 +87,16 @@ def of_call(interface: Interface, reference: Reference, call: Mapping[str, int])
     tokens[:, own], mask[:, own] = case.tokens, 1
     new = min(length, call["end"] - past)
 
-    def run(session: Calls, case: Case) -> Pairs:
+    def run(session: Calls) -> Pairs:
         outputs = np.zeros(0)
         for part in (slice(0, past), slice(past, None))[past == 0 :]:
-            given = {"attention_mask": mask[:, part], "start": case.start}
-            outputs = session.prefill(tokens[:, part], **given)
+            how = {"attention_mask": mask[:, part], **case.beginning()}
+            outputs = session.prefill(tokens[:, part], **how)
         last = call["end"] - past
         yield outputs[:, last - new : last], case.full[:, length - new :]
 
-    words = {"tokens": count, "slots": past, "of padding": call["padding"], "start": case.start}
-    return _cell("call of " + ", ".join(f"{name} {n}" for name, n in words.items()), run, case)
+    words = {"tokens": count, "slots": past, "of padding": call["padding"], "start": call["start"]}
+    return Cell("call of " + ", ".join(f"{name} {n}" for name, n in words.items()), run)
 
 
 def _tokens(reference: Reference, shape: Tuple[int, int], name: str) -> np.ndarray:
@@ -108,9 +107,9 @@ def _tokens(reference: Reference, shape: Tuple[int, int], name: str) -> np.ndarr
 
 
 def _cells(case: Case, interface: Interface, reference: Reference, quick: bool) -> Iterator[Cell]:
-    rows, length = case.tokens.shape[:2]
+    (rows, length), start = case.tokens.shape[:2], case.starts[0]
     scenarios = [Scenario(FULL_PASS, split(0, length))]
-    crosses = reference.facts.whole and case.start + length > reference.facts.whole
+    crosses = reference.facts.whole and start + length > reference.facts.whole
     if not reference.facts.causal or crosses:
         if rows == 1 or not crosses:  # rows on both sides of the edge share one set of angles
             alone = functools.partial(padded_behind, reference=reference)
@@ -127,11 +126,11 @@ def _cells(case: Case, interface: Interface, reference: Reference, quick: bool) 
                 scenarios.append(Scenario(f"prompt of {new}", split(0, new)))
             scenarios.append(Scenario("left padding", padded_around))
         scenarios.append(Scenario("rows padded behind", padded_behind))
-    name = f"batch {rows}, start {case.start}"
+    name = f"batch {rows}, start {start}"
     if length == reference.facts.whole:
         name = f"batch {rows}, {length} tokens"
     for scenario in scenarios:
-        yield _cell(f"{name}: {scenario.name}", scenario.run, case)
+        yield Cell(f"{name}: {scenario.name}", functools.partial(scenario.run, case=case))
 
 
 def _of_lengths(length: int) -> Iterator[Scenario]:
@@ -147,10 +146,6 @@ def _of_lengths(length: int) -> Iterator[Scenario]:
     yield Scenario("chunks of 1", chunked(1))
 
 
-def _cell(name: str, run: Run, case: Case) -> Cell:
-    return Cell(name, lambda session: run(session, case))
-
-
 def padded_behind(session: Calls, case: Case, reference: Optional[Reference] = None) -> Pairs:
     """Prefill rows of different lengths with padding behind them; with a reference, compare with
     its outputs for each row alone.
@@ -159,12 +154,12 @@ def padded_behind(session: Calls, case: Case, reference: Optional[Reference] = N
     lengths = [max(1, total // 2 - 3 * row) for row in range(rows)]
     size = lengths[0] + 2
     mask = (np.arange(size) < np.array(lengths)[:, None]).astype(np.int64)
-    outputs = session.prefill(case.tokens[:, :size], attention_mask=mask, start=case.start)
+    outputs = session.prefill(case.tokens[:, :size], attention_mask=mask, **case.beginning())
     for row, length in enumerate(lengths):
         expected = case.full[row, :length]
         if reference is not None:
             tokens = case.tokens[row : row + 1, :length]
-            expected = reference.outputs(tokens, int(np.max(case.start)))[0]
+            expected = reference.outputs(tokens, case.starts[row])[0]
         yield outputs[row, :length], expected
 
 
@@ -192,5 +187,6 @@ def _edges(
                 "a call across it": split(past, length - past),
                 "chunks of 64": chunked(64),
             }
-        cells += [_cell(f"{title}: {kind}", run, case) for kind, run in runs.items()]
+        for kind, run in runs.items():
+            cells.append(Cell(f"{title}: {kind}", functools.partial(run, case=case)))
     return cells, unreached

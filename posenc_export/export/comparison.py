@@ -107,7 +107,8 @@ def _case(inputs: np.ndarray, original: Callable[..., Any]) -> Case:
     tokens = rows.astype(np.int64 if np.issubdtype(rows.dtype, np.integer) else np.float32)
     fork_at = tokens.shape[1] // 2
     other = np.concatenate((tokens[:, :fork_at], tokens[:, : fork_at - 1 : -1]), axis=1)
-    return Case(tokens, _outputs(original, tokens), 0, fork_at, other, _outputs(original, other))
+    full, other_full = _outputs(original, tokens), _outputs(original, other)
+    return Case(tokens, full, [0] * count, fork_at, other, other_full)
 
 
 def _outputs(original: Callable[..., Any], tokens: np.ndarray) -> np.ndarray:

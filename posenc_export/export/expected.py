@@ -282,7 +282,7 @@ def condition_factor(model: Model, expected: Expected, tolerance: float) -> floa
     for seed in range(TRIES):
         other = disturbed(in_dtype(model, "float32"), seed)
         session = eager_session(other, case.tokens.shape[1])
-        outputs = full_pass(session, case.tokens, case.start, case.encoder)
+        outputs = full_pass(session, case.tokens, case.starts, case.encoder)
         change = max(change, worst_error(outputs, case.full))
     return max(1.0, min(SAFETY * change, LIMIT) / tolerance)
 

@@ -12,7 +12,6 @@ from posenc_export.runtime.artefact.certificate import (
     EXPORTED,
     FINITE,
     FORM,
-    Proof,
     bound_of,
     format_cell,
     worst_cell,
@@ -75,30 +74,24 @@ def _filled(model: Model) -> Session:
 
 def check_outputs(model: Model, folder: Path) -> None:
     """Raise ValueError unless a model that was loaded from `folder` gives, within the tolerance,
-    the outputs of its reference on its provider. An artefact without a reference is not checked.
+    the outputs of its reference on its provider, in the cells of Level.LOAD; also if that reference
+    cannot be read. An artefact without one is not checked.
     """
-    if model.manifest.reference is None:
+    manifest = model.manifest
+    if manifest.reference is None:
         return
-    proven = few_cells(model, folder)
+    accuracy = replace(proof.default_accuracy(manifest.reference), float32=0.0)
+    capacity = min(manifest.max_positions, grid_inputs.SHORT)
+    session = model.session(batch=max(grid_inputs.BATCHES), capacity=capacity)
+    expected = proof.read(manifest, folder)
+    result = measure(session, expected, accuracy, silent, until_failure=True, level=Level.LOAD)
+    proven = proof.certificate(session, accuracy, result, quick=True)
     if not proven["passed"]:
         cell = worst_cell(proven)
         got = proven["failures"].get(cell) or f"an error of {format_cell(proven, cell)} in '{cell}'"
         bound = f"within {bound_of(proven, cell):.1e} of the reference of the artefact"
         rule = f"expected outputs of provider {model.provider} {bound}"
         raise ValueError(f"runtime: {rule}, got {got}; give provider cpu")
-
-
-def few_cells(model: Model, folder: Path) -> Proof:
-    """Measure the cells of Level.LOAD up to the first that exceeds its tolerance, and return them
-    as a certificate does. Raise ValueError if the reference is missing or cannot be read.
-    """
-    manifest, expected = model.manifest, proof.read(model.manifest, folder)
-    assert manifest.reference is not None  # checked by proof.read
-    accuracy = replace(proof.default_accuracy(manifest.reference), float32=0.0)
-    capacity = min(manifest.max_positions, grid_inputs.SHORT)
-    session = model.session(batch=max(grid_inputs.BATCHES), capacity=capacity)
-    result = measure(session, expected, accuracy, silent, until_failure=True, level=Level.LOAD)
-    return proof.certificate(session, accuracy, result, quick=True)
 
 
 def measure(

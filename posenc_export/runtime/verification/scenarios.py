@@ -5,7 +5,7 @@ which must give the outputs of one full pass.
 import dataclasses
 import enum
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class Case:
 
     tokens: np.ndarray  # inputs [B,L] int64 or [B,L,E]
     full: np.ndarray  # outputs of the full pass [B,L,V] or [B,L,E]
-    start: Union[int, Sequence[int]]  # position of the first token, or that of each row
+    starts: Sequence[int]  # position of the first token of each row
     fork_at: int  # index of the first token in which `tokens` and `other` differ
     other: np.ndarray  # inputs and full pass of the same rows with the second ending
     other_full: np.ndarray
@@ -53,18 +53,13 @@ class Case:
     # Second output for `tokens`, [B,N] or [B,L,N], if the model has one.
     readout: Optional[np.ndarray] = None
 
-    @property
-    def starts(self) -> Sequence[int]:
-        """Position of the first token of each row, or the one of all rows."""
-        return [self.start] if isinstance(self.start, int) else self.start
-
     def rows(self, count: int) -> "Case":
         """Return the case of the first `count` rows."""
         return dataclasses.replace(
             self,
             tokens=self.tokens[:count],
             full=self.full[:count],
-            start=self.start if isinstance(self.start, int) else self.start[:count],
+            starts=self.starts[:count],
             other=self.other[:count],
             other_full=self.other_full[:count],
             encoder=self.encoder and self.encoder[:count],
@@ -73,9 +68,8 @@ class Case:
 
     def beginning(self, first: int = 0, end: Optional[int] = None) -> Dict[str, Any]:
         """Return the keyword arguments of the first call on the rows first .. end - 1."""
-        start = self.start if isinstance(self.start, int) else list(self.start[first:end])
         encoder = {} if self.encoder is None else {"encoder": self.encoder[first:end]}
-        return {"start": start, **encoder}
+        return {"start": list(self.starts[first:end]), **encoder}
 
 
 @dataclass(frozen=True)
@@ -202,14 +196,14 @@ def padded_around(session: Calls, case: Case) -> Pairs:
 def read_out_at_once(session: Session, case: Case) -> Pairs:
     """Read all tokens, and compare the second output."""
     assert case.readout is not None
-    yield session.read_out(case.tokens, start=case.start), case.readout
+    yield session.read_out(case.tokens, start=case.starts), case.readout
 
 
 def read_out_of_padded(session: Session, case: Case) -> Pairs:
     """As `padded_around`, with the second output."""
     assert case.readout is not None
     padded, mask = _behind_padding(case.tokens)
-    yield session.read_out(padded, case.start, mask), case.readout
+    yield session.read_out(padded, case.starts, mask), case.readout
 
 
 class RowCursors:

@@ -127,7 +127,7 @@ def test_certificates_compare_them_where_the_graph_chooses_and_all_logits_everyw
     models: Models,
 ) -> None:
     tokens = np.zeros((3, 36), np.int64)
-    case = Case(tokens, tokens[..., None], 0, 18, tokens, tokens[..., None])
+    case = Case(tokens, tokens[..., None], [0] * 3, 18, tokens, tokens[..., None])
     chosen, whole = (
         {scenario.name for scenario in cells.scenarios_of(models(name).manifest, case)}
         for name in ("onnx", "mask")
