@@ -176,7 +176,7 @@ class Chat:
         if asked.reasoning_effort is not None:
             values["reasoning_effort"] = asked.reasoning_effort
         plain = [message.plain() for message in asked.messages]
-        text = self.codec.text(plain, chat_template_kwargs=values)
+        text = self.codec.given(values).text(plain)
         ids = encoded(text, self.codec.codec, limits, special=False)
         most = asked.max_completion_tokens
         most = asked.max_tokens if most is None else most

@@ -143,47 +143,32 @@ class ChatCodec:
             rule, got = "a chat template that Jinja can compile", _error(answer)
             raise refusal("chat", rule, got, REMEDY)
         self.names = tuple(name for name in answer["names"] if name not in OWN)
-        self._give({})
-
-    def _give(self, values: Dict[str, Any]) -> None:
-        self.values = values
+        self.values: Dict[str, Any] = {}
         self._reads = {role: self._contents(role) for role in ROLES}
         self.ends = tuple(dict.fromkeys((*self.stop_ids, *self._turn_end())))
 
-    def given(self, chat_template_kwargs: Mapping[str, Any]) -> "ChatCodec":
-        """Return an encoder that gives further values to the template in every conversation, such
-        as {"enable_thinking": False}. Raise ValueError for names that it does not read.
-        """
-        other = copy.copy(self)
-        other._give(self._checked(chat_template_kwargs))
-        return other
-
-    def text(
-        self,
-        messages: Sequence[Message],
-        reply: bool = True,
-        chat_template_kwargs: Mapping[str, Any] = {},
-    ) -> str:
+    def text(self, messages: Sequence[Message], reply: bool = True) -> str:
         """Return the prompt of a conversation, with `reply` up to the beginning of a reply. Raise
-        ValueError if the template refuses the conversation, takes too much time or memory, or
-        reads no value of a name in chat_template_kwargs.
+        ValueError if the template refuses the conversation, or takes too much time or memory.
         """
-        values = self._checked(chat_template_kwargs)
         with explained(f"chat: expected {CONVERSATION}", CHANGE):
             adapted = [self._adapted(message) for message in messages]
             json.dumps(adapted)
-        return self._rendered(adapted, reply, values)
+        return self._rendered(adapted, reply)
 
-    def _rendered(self, messages: Sequence[Message], reply: bool, values: Dict[str, Any]) -> str:
+    def _rendered(self, messages: Sequence[Message], reply: bool) -> str:
         own = {"messages": messages, "tools": None, "documents": None, **self.special}
-        answer = RENDERER.ask(self.template, {**own, **values, "add_generation_prompt": reply})
+        values = {**own, **self.values, "add_generation_prompt": reply}
+        answer = RENDERER.ask(self.template, values)
         if "error" in answer:
             raise refusal("chat", CONVERSATION, _error(answer), CHANGE)
         return str(answer["text"])
 
-    def _checked(self, values: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return the values that the template gets besides its own. Raise ValueError for others."""
-        where = "chat_template_kwargs"
+    def given(self, values: Mapping[str, Any]) -> "ChatCodec":
+        """Return an encoder that gives further values to the template, such as {"enable_thinking":
+        False}. Raise ValueError for names that it does not read.
+        """
+        where, other = "chat_template_kwargs", copy.copy(self)
         with explained(f"{where}: expected values of JSON", "change them"):
             size = len(json.dumps(dict(values), allow_nan=False))
         if size > MOST_BYTES:
@@ -192,12 +177,13 @@ class ChatCodec:
         if unread:
             rule = f"names that the chat template reads ({', '.join(self.names) or 'it has none'})"
             raise refusal(where, rule, brief(ValueError(unread[0])), "leave it out")
-        return {**self.values, **values}
+        other.values = {**self.values, **values}
+        return other
 
     def _tried(self, messages: Sequence[Message]) -> str:
         """Return the text of a conversation; none if it is of another kind than the template's."""
         try:
-            return self._rendered(messages, False, self.values)
+            return self._rendered(messages, False)
         except Exceeded:
             raise
         except ValueError:

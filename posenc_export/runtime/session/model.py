@@ -177,9 +177,7 @@ class Model:
                 or the template does not read a name.
             ModuleNotFoundError: tokenizers or jinja2 is not installed.
         """
-        session, of_chat = self._of_text(context), self._chat_codec
-        if chat_template_kwargs:
-            of_chat = of_chat.given(chat_template_kwargs)
+        session, of_chat = self._of_text(context), self._chat_codec.given(chat_template_kwargs)
         return Conversation(session, of_chat, system, context, speculate)
 
     def embed(
