@@ -33,7 +33,7 @@ PAIRS = {
 }
 TYPES = {f"tensor({name})": name for name in ("float16", "bfloat16", "int64", "int32", "int8")}
 TYPES["tensor(float)"] = "float32"
-ENCODER_KEY = re.compile(r"(past_key_values\.\d+\.encoder\.)key")
+OF_ENCODER = re.compile(r"past_key_values\.\d+\.encoder\.(key|value)")
 # Names of the first output by kind
 OUTPUTS = {
     "decoder": ["logits"],
@@ -159,22 +159,19 @@ def _check_inputs(manifest: Manifest) -> None:
 
 
 def _check_encoder(manifest: Manifest) -> None:
-    """Check that encoder inputs are a mask, then pairs of a key and a value."""
+    """Check that encoder inputs are a mask, then keys and values."""
     if not manifest.encoder:
         return
-    mask, *pairs = manifest.encoder
-    rule = "encoder to belong to a decoder, and to be a mask, then pairs of a key and a value"
-    expect(manifest.decodes and len(pairs) % 2 == 0, rule, f"{manifest.kind} with {len(pairs)}")
-    name = graph_inputs.ENCODER_MASK
+    expect(manifest.decodes, "encoder to belong to a decoder", manifest.kind)
+    mask, *others = manifest.encoder
+    name, dtype = graph_inputs.ENCODER_MASK, manifest.passed_dtype
     one_of("encoder[0]", mask, *graph_inputs.OF_ENCODER[name].values(name, manifest))
-    for index, (key, value) in enumerate(zip(pairs[::2], pairs[1::2], strict=True)):
-        named, sizes = ENCODER_KEY.fullmatch(key.name), [a for a in key.axes if type(a) is int]
-        rule = f"a key past_key_values.N.encoder.key [{B},heads,{Q},head size] in encoder"
-        expect(named is not None and len(sizes) == 2, rule, _text(key))
-        assert named is not None
-        for part, other in (("key", key), ("value", value)):
-            wanted = Value(named[1] + part, manifest.passed_dtype, (B, sizes[0], Q, sizes[1]))
-            one_of(f"{part} {index} of encoder", other, wanted)
+    for value in others:
+        sizes = [axis for axis in value.axes if type(axis) is int]  # heads and head size
+        formed = value == Value(value.name, dtype, (B, *sizes[:1], Q, *sizes[1:]))
+        rule = f"past_key_values.N.encoder.key or .value [{B},heads,{Q},head size] in encoder"
+        named = OF_ENCODER.fullmatch(value.name) is not None
+        expect(named and formed and len(sizes) == 2, rule, _text(value))
 
 
 def _check_state(where: str, state: State, manifest: Manifest) -> None:
