@@ -25,20 +25,16 @@ class ChangedGraph:
         self.manifest, self.provider, self.device = graph.manifest, graph.provider, graph.device
 
     def bind(
-        self,
-        feeds: Feeds,
-        states: Sequence[StateMemory],
-        result: np.ndarray,
-        *rest: Any,
-        **named: Any,
+        self, feeds: Feeds, states: Sequence[StateMemory], outputs: Feeds, once: bool = False
     ) -> Callable[[], object]:
         def run() -> None:
             changed = {
                 name: np.ascontiguousarray(array)
                 for name, array in self.inputs(dict(feeds)).items()
             }
-            self.graph.bind(changed, states, result, *rest, **named)()
-            result[...] = self.output(result)
+            self.graph.bind(changed, states, outputs, once)()
+            for result in outputs.values():
+                result[...] = self.output(result)
 
         return run
 

@@ -6,8 +6,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ContextManager, Mapping, Optional, Tuple
 
-import numpy as np
-
 try:
     import onnxruntime
 except ModuleNotFoundError as error:
@@ -69,20 +67,12 @@ class OrtGraph:
             rules.check_graph(manifest, session.get_inputs(), session.get_outputs())
         self.ort_session, self.steps = session, cuda_steps.DeviceSteps(session, captures)
 
-    def bind(
-        self,
-        feeds: Feeds,
-        states: RunMemory,
-        result: np.ndarray,
-        output: int = 0,
-        once: bool = False,
-    ) -> BoundRun:
-        name = self.manifest.outputs[output].name
+    def bind(self, feeds: Feeds, states: RunMemory, outputs: Feeds, once: bool = False) -> BoundRun:
         # Inputs in host memory are copied to a device when they are bound, not when they are run
         # (onnxruntime issue 5857): each step binds anew, unless all are there.
         on_device = self.reads_device and all(memory.past.device == "cuda" for memory in states)
         if on_device and not once and not any(memory.state.grows for memory in states):
-            return self._device_step(feeds, states, result)
+            return self._device_step(feeds, states, outputs)
         session, uncaptured, turn = self.ort_session, self.steps.uncaptured, self._turn
 
         def binding() -> Any:
@@ -90,9 +80,10 @@ class OrtGraph:
             if self.reads_device:
                 encoder = self._encoder(feeds).items()
                 kept = {name: self.steps.copies.address(array) for name, array in encoder}
-            reuse = once and not output and self.provider == "cpu"
-            binding = self._bind(feeds, states, kept, reuse)
-            binding.bind_output(name, "cpu", 0, result.dtype, result.shape, result.ctypes.data)
+            first = outputs.keys() == {self.manifest.outputs[0].name}  # as in other runs
+            binding = self._bind(feeds, states, kept, once and first and self.provider == "cpu")
+            for name, array in outputs.items():
+                binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
             return binding
 
         def run() -> None:
@@ -103,8 +94,8 @@ class OrtGraph:
             return functools.partial(session._sess.run_with_iobinding, binding()._iobinding, None)
         return run
 
-    def _device_step(self, feeds: Feeds, states: RunMemory, result: np.ndarray) -> BoundRun:
-        output = self.manifest.outputs[0].name
+    def _device_step(self, feeds: Feeds, states: RunMemory, outputs: Feeds) -> BoundRun:
+        ((output, result),) = outputs.items()
 
         def bind(addresses: Mapping[str, int], pointer: int) -> Any:
             binding = self._bind(feeds, states, addresses)

@@ -9,8 +9,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type
 
-import numpy as np
-
 from posenc_export.runtime.artefact import archive, pt2_archive, rules
 from posenc_export.runtime.artefact.files import utf8
 from posenc_export.runtime.artefact.manifest import Manifest, Value
@@ -36,26 +34,24 @@ class TorchGraph:
         self._positions_first = manifest.stores_positions
         self._replaced = [index for index, state in enumerate(manifest.states) if state.replaced]
 
-    def bind(
-        self,
-        feeds: Feeds,
-        states: RunMemory,
-        result: np.ndarray,
-        output: int = 0,
-        once: bool = False,
-    ) -> BoundRun:
+    def bind(self, feeds: Feeds, states: RunMemory, outputs: Feeds, once: bool = False) -> BoundRun:
         import torch
 
         arguments = self._arguments(feeds, states)  # share the memory of feeds and buffers
-        module, first, replaced = self.module, self._positions_first, self._replaced
+        # Encoders have no states, and return further outputs in their place.
+        module, names = self.module, [value.name for value in self.manifest.outputs]
+        copied = [(names.index(name), array) for name, array in outputs.items()]
+        for index in self._replaced:  # to the buffers that the next call reads
+            state = states[index]
+            rows = state.present.array[state.first : state.first + state.after[0]]
+            copied.append((1 + index - self._positions_first, rows))
 
         def run() -> None:
             with torch.inference_mode():
-                outputs = module(*arguments)
-            # Encoders have no states, and return further outputs in their place.
-            result[...] = (outputs[-1][output - 1] if output else outputs[0]).numpy()
-            for index in replaced:  # to the buffers that the next call reads
-                states[index].arrays[1][...] = outputs[-1][index - first].numpy()
+                results = module(*arguments)
+            results = (results[0], *results[-1])
+            for index, array in copied:
+                array[...] = results[index].numpy()
 
         return run
 
@@ -65,7 +61,7 @@ class TorchGraph:
         def tensors(values: Sequence[Value]) -> List[Any]:
             return [torch.from_numpy(feeds[value.name]) for value in values]
 
-        past = [torch.from_numpy(memory.arrays[0]) for memory in states]
+        past = [torch.from_numpy(m.past.array[m.first : m.first + m.before[0]]) for m in states]
         single = self._positions_first  # number of states before the list
         rest = [*past[single:], *tensors(self.manifest.encoder)]
         return [*tensors(self.manifest.inputs), *past[:single], rest]

@@ -26,18 +26,18 @@ class RowTokens(NamedTuple):
     rows: slice  # indices of the rows
     x: np.ndarray  # tokens [n,S] or [n,S,E]
     counts: np.ndarray  # number of tokens of each row [n] int64
-    requested: np.ndarray  # number of last tokens of each row whose outputs are requested [n]
     planes: Dict[str, np.ndarray]  # coordinates and token types by graph input [A,n,S] int64
-    columns: np.ndarray  # column of the outputs [n] at which those of each row begin
+    # Column of the outputs [n] for the first token of each row; those of negative columns are not
+    # requested.
+    columns: np.ndarray
 
-    def part(self, begin: int, end: int, columns: slice = slice(None)) -> "RowTokens":
-        """Return the tokens of the rows `begin` .. `end` - 1 of these, in some columns."""
-        some, first, planes = slice(begin, end), self.rows.start, self.planes
-        if planes:
-            planes = {name: plane[:, some, columns] for name, plane in planes.items()}
-        rows, x = slice(first + begin, first + end), self.x[some, columns]
-        counts, requested, begins = self.counts[some], self.requested[some], self.columns[some]
-        return RowTokens(rows, x, counts, requested, planes, begins)
+    def part(self, some: slice, columns: slice) -> "RowTokens":
+        """Return the tokens of some of these rows, in columns from one on that is given."""
+        first, begin, x = self.rows.start, columns.start, self.x[some, columns]
+        planes = {name: plane[:, some, columns] for name, plane in self.planes.items()}
+        counts = np.clip(self.counts[some] - begin, 0, x.shape[1])
+        rows = slice(first + some.start, first + some.stop)
+        return RowTokens(rows, x, counts, planes, self.columns[some] + begin)
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,11 @@ class Prompt:
         """Yield the tokens to feed at a time, at most `most` of each row if that is not 0, if the
         first row has index `first`.
         """
-        tokens, counts, keep = self.tokens, self.tokens.counts, self.logits_to_keep
-        rows = slice(first, first + len(counts))
-        most, longest = min(self.chunk, most or self.chunk), int(counts.max())
+        counts = self.tokens.counts
+        most, longest, count = min(self.chunk, most or self.chunk), int(counts.max()), len(counts)
+        tokens = self.tokens._replace(rows=slice(first, first + count))
         for begin in range(0, longest, most):
-            end = min(begin + most, longest)
-            inside = np.clip(counts - begin, 0, end - begin)
-            requested, columns = inside, np.full_like(counts, begin)
-            if keep:
-                requested = np.clip(keep - np.maximum(counts - end, 0), 0, inside)
-                columns = np.maximum(keep - counts + begin, 0)
-            part = tokens.part(0, len(counts), slice(begin, end))
-            yield RowTokens(rows, part.x, inside, requested, part.planes, columns)
+            yield tokens.part(slice(0, count), slice(begin, min(begin + most, longest)))
 
     def outputs(self, value: Value) -> np.ndarray:
         """Return memory for the outputs of the requested tokens [B,S,*] with zeros at padding; with
@@ -118,15 +111,16 @@ def check_prefill(
         raise unknown_id(vocabulary, x)
     if not manifest.states or most > longest:  # a model without caches reads whole rows
         most = max(longest, 1)
-    tokens = RowTokens(slice(0, len(x)), x, counts, counts, {}, np.zeros_like(counts))
+    columns = keep - counts if keep else np.zeros_like(counts)
+    tokens = RowTokens(slice(0, len(x)), x, counts, {}, columns)
+    prompt, planes = Prompt(tokens, start, encoder, begins, most, keep), tokens.planes
     if grid is not None:
         numbers, limit = array_of("grid", grid), manifest.coordinate_range or manifest.max_positions
-        tokens.planes["grid"] = _plane("grid", numbers, manifest.axes, limit, tokens, begins)
+        planes["grid"] = _plane(prompt, "grid", numbers, manifest.axes, limit)
     if token_types is not None:
         numbers, limit = array_of("token_types", token_types)[None], manifest.segments
-        plane = _plane("token_types", numbers, min(limit, 1), limit, tokens, begins)
-        tokens.planes["token_type_ids"] = plane
-    return Prompt(tokens, start, encoder, begins, most, keep)
+        planes["token_type_ids"] = _plane(prompt, "token_types", numbers, min(limit, 1), limit)
+    return prompt
 
 
 def check_every_row(counts: np.ndarray, rows: str) -> None:
@@ -176,20 +170,14 @@ def check_rows_are_independent(manifest: Manifest, call: str) -> None:
         raise expected(rule, f"{target}, whose rows share columns", remedy)
 
 
-def _plane(
-    name: str,
-    numbers: np.ndarray,
-    planes: int,
-    limit: int,
-    tokens: RowTokens,
-    begins: Optional[np.ndarray],
-) -> np.ndarray:
+def _plane(prompt: Prompt, name: str, numbers: np.ndarray, planes: int, limit: int) -> np.ndarray:
     """Check coordinates or token types 0 .. limit - 1, and return them as [planes,B,S] int64: those
-    of the tokens, which begin in columns `begins` [B], in the first columns of a row.
+    of the tokens of a prompt, in the first columns of a row.
     """
     if not planes:
         rule = "an encoding with coordinates" if name == "grid" else "a model with segments"
         raise expected(f"{rule} for {name}", "one without", f"leave {name} out")
+    tokens, begins = prompt.tokens, prompt.begins
     shape = (planes, *tokens.x.shape[:2])
     if numbers.shape != shape or numbers.dtype.kind not in "iu":
         got = f"shape {list(numbers.shape)} {numbers.dtype}"

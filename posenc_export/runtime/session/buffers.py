@@ -12,6 +12,8 @@ from typing import Any, Callable, Sequence, Tuple, Union
 
 import numpy as np
 
+from posenc_export.runtime.artefact.manifest import State
+
 Slots = Union[slice, np.ndarray]
 Place = Tuple[int, int]  # row and slot
 # Dtypes that numpy lacks: dtype of the same size that holds their bits, and TensorProto.DataType.
@@ -32,32 +34,26 @@ class Buffer:
 
     Args:
         reserved: whether memory on the host, filled with 0, is taken only where it is written.
-        axis: that of slots.
 
     Attributes:
+        axis: that of slots.
         array: the memory on the host; empty for a buffer on the device.
         mapping: the mapping of a reserved buffer, otherwise None.
     """
 
     def __init__(
-        self,
-        shape: Sequence[int],
-        dtype: str,
-        fill: int,
-        device: str,
-        reserved: bool = False,
-        axis: int = 1,
+        self, shape: Sequence[int], state: State, device: str, reserved: bool = False
     ) -> None:
-        dtype, element = ELEMENTS.get(dtype, (dtype, 0))
-        self.shape, self.device, self.fill, self.dtype = tuple(shape), device, fill, np.dtype(dtype)
-        self.axis = axis
+        dtype, element = ELEMENTS.get(state.dtype, (state.dtype, 0))
+        self.shape, self.device, self.dtype = tuple(shape), device, np.dtype(dtype)
+        self.fill, self.axis = state.fill, state.axis or 1
         self.element: Any = element or self.dtype
         self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         self.array, self.mapping = np.zeros(0, dtype), None
         if reserved:
             self.array, self.mapping = reserved_memory(self.shape, self.dtype)
         elif device == "cpu":
-            self.array = np.full(shape, fill, dtype) if fill else np.zeros(shape, dtype)
+            self.array = np.full(shape, self.fill, dtype) if self.fill else np.zeros(shape, dtype)
         self.address = int(self.array.ctypes.data)
         if device == "cuda":
             import onnxruntime

@@ -20,7 +20,7 @@ MOST_RUNS = 64  # ranges of rows whose memory is kept
 FIRST = 256  # slots of the first caches of a graph whose cost does not follow the capacity
 WINDOW_ROOM = 256  # tokens of a call that caches of windows have room for, at least
 Write = Callable[[], None]  # a write to memory that can be repeated after an interrupt
-Feeds = Dict[str, np.ndarray]  # graph inputs of a run by name, without the caches
+Feeds = Dict[str, np.ndarray]  # graph inputs or outputs of a run by name, without the caches
 Shape = Tuple[int, ...]
 BoundRun = Callable[[], object]
 
@@ -34,14 +34,6 @@ class StateMemory(NamedTuple):
     first: int  # index of the first row of the run
     before: Shape  # shape that the graph reads
     after: Shape  # shape that the graph writes
-
-    @property
-    def arrays(self) -> Tuple[np.ndarray, np.ndarray]:
-        """Views of the rows on the host that the graph reads and writes, of a state that does not
-        grow.
-        """
-        rows = slice(self.first, self.first + self.before[0])
-        return self.past.array[rows], self.present.array[rows]
 
 
 class RunMemory(List[StateMemory]):
@@ -57,21 +49,10 @@ class Graph(Protocol):
     provider: str  # provider that runs the graph, a name that `load` takes
     device: str  # device of the buffers, "cpu" or "cuda"
 
-    def bind(
-        self,
-        feeds: Feeds,
-        states: RunMemory,
-        result: np.ndarray,
-        output: int = 0,
-        once: bool = False,
-    ) -> BoundRun:
+    def bind(self, feeds: Feeds, states: RunMemory, outputs: Feeds, once: bool = False) -> BoundRun:
         """Return a function that runs the graph on the current content of `feeds` and `states`, and
-        writes an output to `result` [B,S,*], or [B,*] if it is pooled. It raises RUN_ERRORS if the
-        graph fails.
-
-        Args:
-            output: index in Manifest.outputs.
-            once: whether the function is called once, before another is bound to `states`.
+        writes outputs to those given by name, [B,S,*], or [B,*] if pooled. It raises RUN_ERRORS if
+        the graph fails. once: whether it is called once, before another is bound to `states`.
         """
 
 
@@ -334,9 +315,8 @@ class Caches:
             device = "cpu" if device != "cpu" and state.holds_positions else device
             in_place = state.update == IN_PLACE
             lazy = self.lazy and in_place and not (state.window and self.window.size)
-            buffer = Buffer(shape, state.dtype, state.fill, device, lazy, state.axis or 1)
-            other = buffer if in_place else Buffer(shape, state.dtype, state.fill, device)
-            memory = Memory(state, (buffer, other))
+            buffer = Buffer(shape, state, device, lazy)
+            memory = Memory(state, (buffer, buffer if in_place else Buffer(shape, state, device)))
             if old is not None:
                 memory.take(old, filled, turn)
             caches.states.append(memory)

@@ -106,7 +106,7 @@ class Reading:
         by_columns, runs = rows.caches.by_columns, []
         if not (by_columns or tokens.counts.all()):
             filled = np.flatnonzero(tokens.counts)
-            tokens = tokens.part(int(filled[0]), int(filled[-1]) + 1)
+            tokens = tokens.part(slice(int(filled[0]), int(filled[-1]) + 1), slice(0, None))
         counts, new = tokens.counts, int(tokens.counts.max())
         # With S > 1, a row without new tokens cannot share the run: its padding would be written
         # over its last token.
@@ -121,7 +121,7 @@ class Reading:
         for _, group in itertools.groupby(range(len(counts)), key=joint):
             some = list(group)
             if width := new if by_columns else int(counts[some[0]]):
-                runs.append(tokens.part(some[0], some[-1] + 1, slice(width)))
+                runs.append(tokens.part(slice(some[0], some[-1] + 1), slice(0, width)))
         return runs
 
     def fill(self, rows: Rows, tokens: RowTokens) -> Feeds:
@@ -140,7 +140,7 @@ class Reading:
             counts=counts,
             length=length,
             first_position=rows.first_position[part],
-            requested=np.maximum(tokens.requested, self.fewest),
+            requested=np.maximum(counts + np.minimum(tokens.columns, 0), self.fewest),
             occupied=rows.occupied[part],
             valid=np.full_like(counts, tokens.x.shape[1]) if whole else counts,
             window_start=rows.first_kept[part],
@@ -192,7 +192,8 @@ class Reading:
         """Run the graph on tokens and write the outputs of requested ones, directly if it writes
         as many for each row.
         """
-        requested, columns, new = tokens.requested, tokens.columns, tokens.x.shape[1]
+        columns, new = np.maximum(tokens.columns, 0), tokens.x.shape[1]
+        requested = tokens.counts + np.minimum(tokens.columns, 0)  # below 1 for none
         width, column = new, int(columns[0])
         if self.selects:
             width = max(int(requested.max()), self.fewest)
@@ -203,32 +204,30 @@ class Reading:
             value = self.manifest.outputs[0]
             result = np.empty((len(requested), width, *value.axes[2:]), value.dtype)
         states = rows.caches.state_memory(tokens.rows, rows.used, new, rows.reached[1])
-        self._run_once(self.fill(rows, tokens), states, result)
+        self._run_once(self.fill(rows, tokens), states, self.manifest.outputs[0].name, result)
         if direct:
             return
         numbers = zip(columns.tolist(), requested.tolist(), tokens.counts.tolist(), strict=True)
         for row, (column, last, count) in enumerate(numbers):
             begin = 0 if self.selects else count - last
-            if last:
+            if last > 0:
                 outputs[row, column : column + last] = result[row, begin : begin + last]
 
-    def _run_once(
-        self, feeds: Feeds, states: RunMemory, result: np.ndarray, output: int = 0
-    ) -> None:
+    def _run_once(self, feeds: Feeds, states: RunMemory, name: str, result: np.ndarray) -> None:
         try:
-            self.graph.bind(feeds, states, result, output, once=True)()
+            self.graph.bind(feeds, states, {name: result}, once=True)()
         except RUN_ERRORS as error:
             raise GraphError(error) from None
 
     def read_out(self, rows: Rows, prompt: Prompt) -> np.ndarray:
         """Feed whole rows, and return the second output [B,N]."""
         value, counts = self.manifest.outputs[1], prompt.tokens.counts
-        tokens = prompt.tokens.part(0, len(counts), slice(int(counts.max())))
+        tokens = prompt.tokens.part(slice(0, len(counts)), slice(0, int(counts.max())))
         run = self.with_coordinates(rows, tokens)
         size: Any = value.axes[-1]
         result = np.empty((run.x.shape[0], size), value.dtype)
         states = rows.caches.state_memory(run.rows, 0, run.x.shape[1], 0)
-        self._run_once(self.fill(rows, run), states, result, 1)
+        self._run_once(self.fill(rows, run), states, value.name, result)
         return result
 
     def bind(self, rows: Rows, new: int) -> "Binding":
@@ -261,7 +260,7 @@ class Reading:
     def of_every_row(self, rows: Rows, x: np.ndarray) -> RowTokens:
         """Return as many tokens of every row, x [B,S] or [B,S,E], all of whose outputs count."""
         counts = np.full(rows.count, x.shape[1])
-        tokens = RowTokens(slice(0, rows.count), x, counts, counts, {}, counts)
+        tokens = RowTokens(slice(0, rows.count), x, counts, {}, counts)
         return self.with_coordinates(rows, tokens)
 
     def _step_slots(self, rows: Rows, needed: int) -> int:
@@ -336,7 +335,8 @@ class Binding:
         if grows:
             caches = rows.caches = caches.reserve(rows.used + new, count, turn)
         states = caches.state_memory(slice(0, count), rows.used, new, turn)
-        run = caches.graph.bind(self.feeds, states, self.result)
+        outputs = {self._manifest.outputs[0].name: self.result}
+        run = caches.graph.bind(self.feeds, states, outputs)
         if not grows:
             self.runs[turn] = run
         return run

@@ -40,24 +40,17 @@ class RowHistory(NamedTuple):
     tokens: Sequence[Token] = ()
 
     def recorded(
-        self,
-        limit: int,
-        length: int,
-        x: np.ndarray,
-        grid: Optional[np.ndarray],
-        current: Callable[[], States],
+        self, limit: int, length: int, new: Sequence[Token], current: Callable[[], States]
     ) -> "RowHistory":
-        """Return the history before tokens x [count,*] with coordinates [A,count] are fed to a row
-        of `length` tokens, from which at least `limit` tokens can be taken back. What was recorded
-        from `length` on, before a rewind or by a call that raised, is dropped. current: gives the
-        states.
+        """Return the history before new tokens are fed to a row of `length` tokens, from which at
+        least `limit` tokens can be taken back. What was recorded from `length` on, before a rewind
+        or by a call that raised, is dropped. current: gives the states.
         """
         states = {at: known for at, known in self.states.items() if at < length}
-        if len(x) > 1 or length - max(states, default=-SPACING) >= SPACING:
+        if len(new) > 1 or length - max(states, default=-SPACING) >= SPACING:
             states[length] = current()
-        places = [None] * len(x) if grid is None else grid.T.copy()
         first = self.reach(length)
-        tokens = [*self.tokens[: length - first], *zip(x.copy(), places, strict=True)]
+        tokens = [*self.tokens[: length - first], *new]
         begin = max((at for at in states if length - at >= limit), default=next(iter(states)))
         kept = {at: known for at, known in states.items() if at >= begin}
         return RowHistory(kept, tokens[begin - first :])
@@ -319,11 +312,11 @@ class Rows:
         histories = list(self.histories)
         for index, count in enumerate(tokens.counts.tolist()):
             if count:
-                row, x = tokens.rows.start + index, tokens.x[index, :count]
-                places = None if grid is None else grid[:, index, :count]
+                row, x = tokens.rows.start + index, tokens.x[index, :count].copy()
+                places = [None] * count if grid is None else grid[:, index, :count].T.copy()
                 states = partial(self.caches.snapshot, row, self.turn)
-                limit, length = self.caches.rewind, lengths[row]
-                histories[row] = histories[row].recorded(limit, length, x, places, states)
+                limit, new = self.caches.rewind, list(zip(x, places, strict=True))
+                histories[row] = histories[row].recorded(limit, lengths[row], new, states)
         self.histories = tuple(histories)
 
     def _tokens_of(self, replay: Mapping[int, Sequence[Token]]) -> RowTokens:
@@ -336,8 +329,7 @@ class Rows:
             for index, row in enumerate(rows):
                 for column, (_, place) in enumerate(row):
                     grid[:, index, column] = place
-        none = np.zeros_like(counts)
-        return RowTokens(slice(0, self.count), x, counts, none, planes, none)
+        return RowTokens(slice(0, self.count), x, counts, planes, -counts)  # no output is requested
 
     def _kept_from(self) -> np.ndarray:
         """Return the least length [B] above 0 that caches of windows can be rewound to."""

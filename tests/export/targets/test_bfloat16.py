@@ -15,6 +15,7 @@ from posenc_export.export.targets import ort
 from posenc_export.ops.graph import Attend
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.manifest import State
 from posenc_export.runtime.graphs.cuda_placement import placed
 from posenc_export.runtime.session.buffers import Buffer
 from posenc_export.shared.numerics import BFLOAT16_NOISE, rounding_tolerance
@@ -44,7 +45,8 @@ def test_caches_have_bfloat16_and_hidden_states_float32(artefact: Path) -> None:
 
 
 def test_memory_of_a_bfloat16_cache_has_two_bytes_for_each_number() -> None:
-    buffer = Buffer([2, 3], "bfloat16", 0, "cpu")
+    state = State("past", "present", "bfloat16", ("batch_size", 3), "replace", 0)
+    buffer = Buffer([2, 3], state, "cpu")
     assert (buffer.dtype, buffer.element, buffer.row_bytes) == (np.uint16, 16, 6)
 
 

@@ -47,9 +47,9 @@ def _computed(session: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> List
         counts.append(max(widths))
         return state
 
-    def bind(feeds: Any, states: Any, result: np.ndarray, *rest: Any, **named: Any) -> Any:
-        widths.append(result.shape[1])
-        return right(feeds, states, result, *rest, **named)
+    def bind(feeds: Any, states: Any, outputs: Any, **named: Any) -> Any:
+        widths.append(outputs["logits"].shape[1])
+        return right(feeds, states, outputs, **named)
 
     widths: List[int] = []
     feeds, right = Reading.run_chunk, session._reading.graph.bind
@@ -95,9 +95,9 @@ def test_a_rewind_that_feeds_tokens_again_computes_no_logits(
     session, right = model.session(), model.graph.bind
     session.prefill(PROMPTS[:1])
 
-    def bind(feeds: Any, states: Any, result: np.ndarray, *rest: Any, **named: Any) -> Any:
-        widths.append(result.shape)
-        return right(feeds, states, result, *rest, **named)
+    def bind(feeds: Any, states: Any, outputs: Any, **named: Any) -> Any:
+        widths.append(outputs["logits"].shape)
+        return right(feeds, states, outputs, **named)
 
     monkeypatch.setattr(model.graph, "bind", bind)
     session.rewind(3)

@@ -162,5 +162,5 @@ def test_states_that_calls_replace_are_kept_for_a_declared_number_of_tokens(targ
 def test_the_history_of_a_row_reaches_back_as_many_tokens_as_it_declares() -> None:
     history = RowHistory()
     for length in range(0, 40, 2):
-        history = history.recorded(8, length, np.zeros(2), None, lambda: [np.zeros(1)])
+        history = history.recorded(8, length, [(np.zeros(1), None)] * 2, lambda: [np.zeros(1)])
         assert min(length + 2, 8) <= length + 2 - history.reach(length + 2) <= 8 + 2

@@ -41,7 +41,7 @@ class Recorded:
         past = {
             memory.state.past: memory.past.array[: math.prod(memory.before)].reshape(memory.before)
             if memory.state.grows
-            else memory.arrays[0]
+            else memory.past.array[memory.first : memory.first + memory.before[0]]
             for memory in states
         }
         past = {name: np.array(array) for name, array in past.items()}

@@ -25,12 +25,13 @@ class OnAnotherProvider(OrtGraph):
 class WrongPrompts(OnAnotherProvider):
     """Answers of calls with several tokens are wrong."""
 
-    def bind(self, feeds: Any, states: Any, result: np.ndarray, *rest: Any, **named: Any) -> Any:
-        run = super().bind(feeds, states, result, *rest, **named)
+    def bind(self, feeds: Any, states: Any, outputs: Any, once: bool = False) -> Any:
+        run = super().bind(feeds, states, outputs, once)
 
         def wrong() -> None:
             run()
-            result[...] *= np.float32(1.001 if feeds["input_ids"].shape[1] > 1 else 1)
+            logits = outputs["logits"]
+            logits[...] *= np.float32(1.001 if feeds["input_ids"].shape[1] > 1 else 1)
 
         return wrong
 
