@@ -2,14 +2,12 @@
 3.1).
 """
 
-import math
 from typing import Any, Iterator, Sequence, Tuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Geometry, Oracle
+from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.prepared import Trajectory
 
 
@@ -66,31 +64,3 @@ class FLOATER(Trajectory):
                 c = field(p + h / 2 * b, t + h / 2)
                 p = p + h / 6 * (a + 2 * b + 2 * c + field(p + h * c, t + h))
             yield p
-
-
-class FLOATEROracle(Oracle, of=FLOATER):
-    """Solves the equation with the written Runge-Kutta tableau, to the largest position."""
-
-    NODES, WEIGHTS = (0.0, 0.5, 0.5, 1.0), (1 / 6, 1 / 3, 1 / 3, 1 / 6)
-
-    def __init__(self, encoding: FLOATER) -> None:
-        super().__init__(encoding)
-        first, *self.layers = self.weights.values()
-        self.rows = [first]
-
-    def embed(self, x: np.ndarray, position: int) -> np.ndarray:
-        while len(self.rows) <= position:
-            self.rows.append(self.next(self.rows[-1], len(self.rows) - 1))
-        return x + self.rows[position]
-
-    def next(self, p: np.ndarray, k: int) -> np.ndarray:
-        e, (inner, inner_offset, outer, outer_offset) = self.encoding, self.layers
-        h = e.step / e.substeps
-        for part in range(e.substeps):
-            slope, increment = np.zeros_like(p), np.zeros_like(p)
-            for node, weight in zip(self.NODES, self.WEIGHTS, strict=True):
-                at = np.append(p + node * h * slope, math.fsum((k * e.step, part * h, node * h)))
-                slope = outer @ np.tanh(inner @ at + inner_offset) + outer_offset
-                increment = increment + h * weight * slope
-            p = p + increment
-        return p

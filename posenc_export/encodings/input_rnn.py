@@ -56,22 +56,12 @@ class InputRNN(PositionEncoding):
 
 
 class InputRNNOracle(Oracle, of=InputRNN):
-    def embed_rows(self, x: np.ndarray, positions: object) -> np.ndarray:
-        hidden, rows = np.zeros(x.shape[1]), []
-        for token in x:
-            hidden = self.following(token, hidden)
-            rows.append(hidden)
-        return np.stack(rows)
+    """Uses torch.nn.GRU, in float64."""
 
-    def following(self, x: np.ndarray, hidden: np.ndarray) -> np.ndarray:
-        """The next hidden vector [E], computed gate by gate."""
-        of_x, of_hidden, bias_x, bias_hidden = self.weights.values()
-        out = np.zeros_like(hidden)
-        for n in range(len(hidden)):
-            reset, update, new = n, len(hidden) + n, 2 * len(hidden) + n
-            from_x = [of_x[row] @ x + bias_x[row] for row in (reset, update, new)]
-            gates = (reset, update, new)
-            from_hidden = [of_hidden[row] @ hidden + bias_hidden[row] for row in gates]
-            r, z = (1 / (1 + math.exp(-(from_x[i] + from_hidden[i]))) for i in (0, 1))
-            out[n] = (1 - z) * math.tanh(from_x[2] + r * from_hidden[2]) + z * hidden[n]
-        return out
+    @torch.no_grad()
+    def embed_rows(self, x: np.ndarray, positions: object) -> np.ndarray:
+        gru = torch.nn.GRU(x.shape[1], x.shape[1], batch_first=True, device="meta")
+        weights = zip(gru.state_dict(), map(torch.from_numpy, self.weights.values()), strict=True)
+        gru.load_state_dict(dict(weights), assign=True)
+        rows: np.ndarray = gru(torch.from_numpy(x))[0].numpy()
+        return rows

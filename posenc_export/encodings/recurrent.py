@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Geometry, Oracle
+from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.prepared import Trajectory
 
 
@@ -59,24 +59,3 @@ def _turning(width: int) -> Tensor:
     waves = [(math.cos(a), math.sin(a)) for a in angles]
     blocks = [torch.tensor([[c, -s], [s, c]], dtype=torch.float32) for c, s in waves]
     return torch.block_diag(*blocks)[:width, :width]
-
-
-class RecurrentOracle(Oracle, of=Recurrent):
-    """Uses torch.nn.GRUCell, with weights and biases of 0 for its input."""
-
-    def __init__(self, encoding: Recurrent) -> None:
-        super().__init__(encoding)
-        first, weight, offset = map(torch.from_numpy, self.weights.values())
-        width = len(first)
-        self.cell = torch.nn.GRUCell(1, width).double()
-        values = (torch.zeros(3 * width, 1), weight, torch.zeros(3 * width), offset)
-        for part, value in zip(self.cell.parameters(), values, strict=True):
-            part.data = value.double()
-        self.rows = [first[None]]
-
-    @torch.no_grad()
-    def embed(self, x: np.ndarray, position: int) -> np.ndarray:
-        nothing = torch.zeros(1, 1, dtype=torch.float64)
-        while len(self.rows) <= position:
-            self.rows.append(self.cell(nothing, self.rows[-1]))
-        return x + self.rows[position][0].numpy()

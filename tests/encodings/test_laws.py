@@ -134,6 +134,37 @@ def test_a_floater_whose_field_rotates_pairs_is_the_sinusoid() -> None:
     assert torch.allclose(floater.embed(x, places), expected, atol=1e-4)
 
 
+def test_a_floater_whose_field_depends_on_time_alone_is_its_integral() -> None:
+    geometry, step, times = encodings.Geometry(8, 2, 4, 50), 0.3, torch.arange(50.0).double()
+    spec = {"name": "floater", "hidden": 8, "step": step, "substeps": 64}
+    floater: Any = encodings.build(spec, geometry)
+    with torch.no_grad():
+        floater.inner.weight[:, :-1] = 0
+        floater.outer.weight.copy_(torch.eye(8))
+    floater.prepare()
+    factor, offset = floater.inner.weight[:, -1].double(), floater.inner.bias.double()
+    sums = torch.log(torch.cosh(factor * step * times[:, None] + offset)) / factor
+    expected = floater.first + sums - sums[0] + floater.outer.bias * step * times[:, None]
+    rows = floater.embed(torch.zeros(1, 50, 8), torch.arange(50)[None])[0]
+    assert torch.allclose(rows.double(), expected, atol=1e-5)
+
+
+def test_positions_from_a_cell_without_input_are_those_of_a_gru_of_torch() -> None:
+    ours: Any = encodings.build({"name": "recurrent"}, encodings.Geometry(8, 2, 4, 50)).eval()
+    cell, hidden = torch.nn.GRUCell(1, 8), ours.first[None]
+    cell.load_state_dict(
+        {
+            "weight_ih": torch.zeros(24, 1),
+            "weight_hh": ours.weight,
+            "bias_ih": torch.zeros(24),
+            "bias_hh": ours.offset,
+        }
+    )
+    for row in ours.embed(torch.zeros(1, 50, 8), torch.arange(50)[None])[0]:
+        assert torch.allclose(row, hidden[0], atol=1e-5)
+        hidden = cell(torch.zeros(1, 1), hidden)
+
+
 def _mixed(variant: str, order: torch.Tensor) -> torch.Tensor:
     """Output [E] of the last token when the tokens are fed in `order` and all of them are
     visible.

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Geometry, PositionEncoding, Table
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
 from posenc_export.shared.refusal import refusal
 
 MOST_STEPS = 1 << 22  # steps of a recurrence, which run one after the other; 20 to 100 us each
@@ -80,10 +80,14 @@ class Trajectory(Prepared):
         """Yield the first `count` rows [E] for weights of numpy or torch, which is `library`."""
         raise NotImplementedError
 
-    def tabulate(self) -> None:
+    def exact(self) -> Iterator[np.ndarray]:
+        """Yield the rows [E] of current weights, float64."""
         weights = [weight.detach().double().numpy() for weight in self.weights()]
+        return self.rows(weights, self.count, np)
+
+    def tabulate(self) -> None:
         table = np.zeros((self.count, len(self.first)))
-        for k, row in enumerate(self.rows(weights, self.count, np)):
+        for k, row in enumerate(self.exact()):
             table[k] = row
         self.table = Table(table)
 
@@ -102,3 +106,14 @@ class Trajectory(Prepared):
         count = int(positions.max().clamp(min=0)) + 1
         rows = torch.stack(list(self.rows(weights, count, torch)))  # [count,E]
         return torch.nn.functional.embedding(positions.clamp(min=0), rows)
+
+
+class TrajectoryOracle(Oracle, of=Trajectory):
+    def __init__(self, encoding: Trajectory) -> None:
+        super().__init__(encoding)
+        self.following, self.rows = encoding.exact(), list[np.ndarray]()
+
+    def embed(self, x: np.ndarray, position: int) -> np.ndarray:
+        while len(self.rows) <= position:
+            self.rows.append(next(self.following))
+        return x + self.rows[position]
