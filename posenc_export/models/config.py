@@ -56,7 +56,7 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             encodings that compute scores themselves.
         softcap: scores become softcap tanh(s / softcap), before biases and masks.
         sinks: each head has a trained logit that takes part in the softmax and has no value.
-        mechanism: "softmax"; "linear" (models/linear_attention.py) with sees "causal" or "both".
+        mechanism: "softmax"; "linear" (LinearAttention) with sees "causal" or "both".
 
     Raises:
         ValueError: a size below 1, heads not divisible by kv_heads, an unknown mechanism, a

@@ -11,7 +11,7 @@ import torch
 from posenc_export.export import TARGETS, Sources, export
 from posenc_export.export.describe import eager
 from posenc_export.models import oracle
-from posenc_export.models.linear_attention import _phi
+from posenc_export.models.attention import _phi
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import Model, load
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
