@@ -63,8 +63,6 @@ CHOICES = {
     "rope_yarn-untruncated": (
         "truncate=no,original_max_positions=64,mscale=1.0,mscale_all_dim=0.5,layout=interleaved"
     ),
-    "rope_yarn-scores": "original_max_positions=64,rotary=8,mscale_all_dim=1.0,temperature=scores",
-    "rope_yarn-scores-whole": "original_max_positions=64,mscale_all_dim=0.5,temperature=scores",
     "rope_llama3-short": "original_max_positions=64,theta=10000.0",
     "xpos-interleaved": "layout=interleaved,scale_base=1024.0",
     "logn-steps": "form=steps,period=7",

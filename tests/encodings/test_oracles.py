@@ -67,7 +67,7 @@ OUTSIDE = """
     sinusoidal:odd=one sinusoidal_2d:first=time sinusoidal_2d:layout=half sinusoidal_2d:rows=-1
     learned_2d:join=product learned_2d:columns=-1 boxes:size=-1
     rope_linear:factor=0 rope_trained:trains=nothing rope_trained:theta=0 rope_yarn:mscale=-1
-    rope_yarn:truncate=true rope_yarn:temperature=on
+    rope_yarn:truncate=true
     pope:theta=0 logn:trained=1 logn:form=sqrt
     mrope:order=turns rope_axial:axes=1 rope_axial:spectrum=one
     rope_normalized:rows=-1 rope_normalized:points=corners rope_normalized:highest=0
@@ -109,7 +109,6 @@ def test_a_value_outside_of_what_a_parameter_declares_is_refused(spec: str) -> N
     ("rope_yarn:attention_factor=0", "expected attention_factor above 0"),
     ("rope_yarn:attention_factor=nan", "expected attention_factor to be a finite number"),
     ("rope_yarn:beta_fast=1", "expected beta_fast above beta_slow"),
-    ("rope_yarn:temperature=scores", "expected mscale_all_dim above 0 with temperature=scores"),
     ("rope_llama3:high_freq_factor=1", "expected high_freq_factor above low_freq_factor"),
     ("rope_proportional:share=0.01", "expected at least one rotated pair"),
     ("dual_chunk:chunk_size=8,local_size=4", "chunk_size above 2 local_size, got 8 and 4"),

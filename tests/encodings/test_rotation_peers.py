@@ -165,6 +165,8 @@ SCALED: Dict[str, Dict[str, Any]] = {
     "rope_yarn:original_max_positions=512": {"rope_type": "yarn", **RAMP},
     "rope_yarn:original_max_positions=512,beta_slow=2.0,beta_fast=24.0,truncate=no": {
         "rope_type": "yarn", "beta_slow": 2.0, "beta_fast": 24.0, "truncate": False, **RAMP},
+    "rope_yarn:original_max_positions=512,mscale=0.8,mscale_all_dim=1.2": {
+        "rope_type": "yarn", "mscale": 0.8, "mscale_all_dim": 1.2, **RAMP},
     "rope_proportional:share=0.3,factor=4.0": {
         "rope_type": "proportional", "partial_rotary_factor": 0.3, "factor": 4.0},
 }  # fmt: skip
@@ -192,38 +194,6 @@ def test_ntk_frequencies_are_those_of_rotary_embedding_torch() -> None:
     ours = _build("rope_ntk:factor=3.0", 64)
     frequencies = torch.tensor([ours.frequency(k) for k in range(32)])
     assert worst_error(frequencies.numpy(), theirs.numpy()) <= tolerance("float32", 1, 1)
-
-
-@pytest.mark.parametrize(("mscale", "still"), [(0.0, 24), (0.8, 24), (0.0, 0)])
-def test_scores_with_temperature_scores_are_those_of_deepseek(mscale: float, still: int) -> None:
-    modeling = _modeling("deepseek_v3")
-    given = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "mscale_all_dim": 1.2}
-    given |= {"original_max_position_embeddings": 512}
-    given |= {"mscale": mscale} if mscale else {}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "qk_rope_head_dim": 16}
-    sizes = {**heads, "hidden_size": 64, "qk_nope_head_dim": still, "q_lora_rank": None}
-    config = transformers.DeepseekV3Config(
-        **sizes, kv_lora_rank=16, v_head_dim=8, max_position_embeddings=4096, rope_parameters=given
-    )
-    config._attn_implementation = "eager"
-    size = 16 + still
-    q, k = _vectors(1, size), _vectors(3, size)[:, 2:]
-    places = torch.tensor([[700], [40]])
-    turned = []
-    for x, place in zip((q, k), places, strict=True):
-        cos, sin = modeling.DeepseekV3RotaryEmbedding(config)(x, place[None])
-        rotated = _turned(modeling, x[..., :16], cos, sin)
-        turned.append(torch.cat((rotated, x[..., 16:]), dim=-1))
-    theirs = modeling.DeepseekV3Attention(config, 0).scaling * (turned[0] * turned[1]).sum(-1)
-    ours = _build(
-        f"rope_yarn:factor=8.0,original_max_positions=512,rotary=16,mscale={mscale},"
-        "mscale_all_dim=1.2,temperature=scores",
-        size,
-    )
-    of_q, of_k = ours.rotate(q, q, places[:1])[0], ours.rotate(k, k, places[1:])[1]
-    assert worst_error(
-        (ours.score_scale(size) * (of_q * of_k).sum(-1)).numpy(), theirs.detach().numpy()
-    ) <= tolerance("float32", 1, size)
 
 
 def test_a_temperature_with_first_0_and_a_rotation_match_ministral_3() -> None:
