@@ -12,11 +12,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from posenc_export.runtime.artefact.chat_template import ChatCodec
 from posenc_export.runtime.session.model import Model
-from posenc_export.serve import http, protocol
+from posenc_export.serve import http
 from posenc_export.serve.access import Access
 from posenc_export.serve.completion import Completion, Part
 from posenc_export.serve.engine import Engine
-from posenc_export.serve.formats import Chat, Completions, Format, rows
+from posenc_export.serve.formats import Asked, Chat, Completions, Format, entry, rows
 from posenc_export.serve.http import STOPPED, Stream, event
 from posenc_export.serve.metrics import Metrics
 from posenc_export.serve.requests import FAILED, Limits, Refused, Token, check_request, refused
@@ -48,8 +48,8 @@ class Service:
         failed: Callable[[], object],
     ) -> None:
         self.name, self.manifest, self.limits = name, model.manifest, limits
-        self.codec = model.tokenizer
-        self.completions, self.chat = Completions(self.codec, self.manifest.stop_ids), Chat(chat)
+        self.completions = Completions(model.tokenizer, self.manifest.stop_ids)
+        self.chat = Chat(chat)
         self.open: Dict[Any, Completion] = {}  # running completions by request of the engine
 
         def deliver(tokens: List[Token]) -> None:
@@ -85,16 +85,14 @@ class Service:
         except asyncio.CancelledError:  # the server ends before the request
             return self.refuse(503, STOPPED)
 
-    def _built(
-        self, body: bytearray, format: Format
-    ) -> Tuple[protocol.SamplingRequest, Completion]:
+    def _built(self, body: bytearray, format: Format) -> Tuple[Asked, Completion]:
         """Read a request and its prompts. Nothing is queued before everything has succeeded."""
-        asked = protocol.parse(body, format.request)
+        asked: Any = http.parsed(body, format.request)
         http.check_model(asked.model, self.name)
-        requests = rows(asked, format, self.codec, self.limits)
+        requests = rows(asked, format, self.limits)
         for row in requests:
             check_request(row, self.manifest, self.limits)
-        how = (self.codec, protocol.stops(asked), self.metrics)
+        how = (self.completions.codec, asked.stops, self.metrics)
         return asked, Completion(self.engine, requests, asked.n, *how)
 
     def _late(self) -> str:
@@ -108,7 +106,7 @@ class Service:
 
     async def _whole(
         self,
-        asked: protocol.SamplingRequest,
+        asked: Asked,
         completion: Completion,
         request: Request,
         format: Format,
@@ -126,12 +124,12 @@ class Service:
             disconnected.cancel()
         if any(part.ended == FAILED for part in parts):
             raise Refused(FAILURE, 500)
-        choices = [format.answer(part, asked) for part in parts]
+        choices = [entry(format, part, asked) for part in parts]
         head = self._head(format, format.whole)
         return JSONResponse({**head, "choices": choices, "usage": _usage(completion)})
 
     async def _events(
-        self, asked: protocol.SamplingRequest, completion: Completion, format: Format
+        self, asked: Asked, completion: Completion, format: Format
     ) -> AsyncIterator[str]:
         """Yield an event per piece of a choice, the counts if requested, [DONE]; or an error."""
         head, options = self._head(format, format.part), asked.stream_options
@@ -141,8 +139,9 @@ class Service:
             if part.ended == FAILED:
                 yield event(http.failure(FAILURE, "server_error"))
                 return
-            piece = format.piece(part, asked, part.choice not in begun)
-            if piece is not None:
+            of_tokens = asked.return_token_ids or asked.likeliest is not None
+            if part.text or part.ended or of_tokens:
+                piece = entry(format, part, asked, begins=part.choice not in begun)
                 begun.add(part.choice)
                 yield event({**head, "choices": [piece], **without_counts})
         if counts:

@@ -13,17 +13,18 @@ from posenc_export.runtime.session import errors
 from posenc_export.runtime.session.model import Model, check_embeds, embed, rows_of
 from posenc_export.serve import http
 from posenc_export.serve.access import Access
-from posenc_export.serve.protocol import FAST, Fields, Ids
+from posenc_export.serve.protocol import Fields, Ids
 from posenc_export.serve.requests import Limits, refused
 
-MOST_INPUTS = 2048  # as in OpenAI's API
+SEVERAL = Field(min_length=1, max_length=2048, fail_fast=True)  # as in OpenAI's API
+Tokens = Annotated[Ids, Field(min_length=1)]
 
 
 class EmbeddingRequest(Fields):
     """Body of a request. Unsupported fields of OpenAI's API accept only their neutral value."""
 
     model: Optional[str] = Field(None, description="Name of the served model; others are refused.")
-    input: Union[str, Annotated[List[str], FAST], Ids, Annotated[List[Ids], FAST]] = Field(
+    input: Union[str, Annotated[List[str], SEVERAL], Tokens, Annotated[List[Ids], SEVERAL]] = Field(
         description="Text or token ids, or a list of these."
     )
     encoding_format: Literal["float", "base64"] = Field(
@@ -79,17 +80,12 @@ class Embedder:
 
     def _embedded(self, asked: EmbeddingRequest) -> Tuple[List[np.ndarray], np.ndarray]:
         inputs: Any = asked.input
-        if inputs == []:
-            raise refused("input", "at least one text", "none", "send one")
-        if isinstance(inputs, str) or not inputs or isinstance(inputs[0], int):
+        if isinstance(inputs, str) or isinstance(inputs[0], int):
             inputs = [inputs]
         size = self.model.manifest.outputs[-1].axes[-1]
         if asked.dimensions not in (None, size):
             rule = f"{size}, the size of the model"
             raise refused("dimensions", rule, asked.dimensions, "leave it out")
-        if len(inputs) > MOST_INPUTS:
-            rule = f"at most {MOST_INPUTS} texts"
-            raise refused("input", rule, len(inputs), "send several requests")
         if isinstance(inputs[0], str):
             rows = rows_of(self.model, inputs, asked.prompt_name)
         else:

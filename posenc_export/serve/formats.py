@@ -3,7 +3,7 @@
 import json
 import secrets
 from dataclasses import replace
-from typing import Annotated, Any, Dict, List, Literal, Optional, Sequence, Type, Union
+from typing import Annotated, Any, Dict, List, Literal, Optional, Sequence, Union
 
 from pydantic import Field
 
@@ -42,35 +42,32 @@ class CompletionRequest(SamplingRequest):
     suffix: Literal[None, ""] = None
     best_of: Literal[None, 1] = None
 
+    @property
+    def likeliest(self) -> Optional[int]:
+        """How many of the most probable tokens come with each token; None without probabilities."""
+        return self.logprobs
+
 
 class Completions:
     """The format of /v1/completions. stop_ids: ids that end a text."""
 
-    request: Type[SamplingRequest] = CompletionRequest
+    request = CompletionRequest
     prefix, whole, part = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, codec: Codec, stop_ids: Sequence[int]) -> None:
         self.codec, self.stop_ids = codec, tuple(stop_ids)
 
-    def prompts(self, asked: Any, codec: Codec, limits: Limits) -> List[Request]:
+    def prompts(self, asked: Any, limits: Limits) -> List[Request]:
         rows = (
-            encoded(prompt, codec, limits) if isinstance(prompt, str) else tuple(prompt)
+            encoded(prompt, self.codec, limits) if isinstance(prompt, str) else tuple(prompt)
             for prompt in prompts_of(asked)
         )
-        how: Any = {"stop_ids": self.stop_ids, "logprobs": asked.logprobs}
-        return [Request(ids, asked.max_tokens, **how) for ids in rows]
+        return [Request(ids, asked.max_tokens, stop_ids=self.stop_ids) for ids in rows]
 
-    def answer(self, part: Part, asked: Any) -> Dict[str, Any]:
-        ids = {"token_ids": part.ids} if asked.return_token_ids else {}
-        logprobs = None if asked.logprobs is None else self._logprobs(part)
-        choice = {"index": part.choice, "text": part.text, "logprobs": logprobs}
-        return {**choice, "finish_reason": part.ended or None, **ids}
+    def said(self, part: Part, begins: Optional[bool]) -> Dict[str, Any]:
+        return {"text": part.text}
 
-    def piece(self, part: Part, asked: Any, first: bool) -> Optional[Dict[str, Any]]:
-        sent = part.text or part.ended or asked.return_token_ids or asked.logprobs is not None
-        return self.answer(part, asked) if sent else None
-
-    def _logprobs(self, part: Part) -> Dict[str, Any]:
+    def logprobs(self, part: Part) -> Dict[str, Any]:
         """Format the probabilities. Of tokens with equal texts, the likelier is listed."""
         spelling = self.codec.spelled
         pairs = [[(spelling(i), max(n, LEAST)) for i, n in t.logprobs] for t in part.tokens]
@@ -153,19 +150,24 @@ class ChatRequest(SamplingRequest):
     modalities: List[Literal["text"]] = ["text"]
     verbosity: Literal["medium"] = "medium"
 
+    @property
+    def likeliest(self) -> Optional[int]:
+        """As of CompletionRequest."""
+        return self.top_logprobs if self.logprobs else None
+
 
 class Chat:
     """The format of /v1/chat/completions. Without a chat template, codec is None and requests are
     refused.
     """
 
-    request: Type[SamplingRequest] = ChatRequest
+    request = ChatRequest
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def __init__(self, codec: Optional[ChatCodec]) -> None:
         self.codec = codec
 
-    def prompts(self, asked: Any, codec: Codec, limits: Limits) -> List[Request]:
+    def prompts(self, asked: Any, limits: Limits) -> List[Request]:
         if self.codec is None:
             remedy = "send a prompt to /v1/completions"
             raise refused("chat", "a model with a chat template", "one without", remedy)
@@ -182,31 +184,19 @@ class Chat:
         most = asked.max_tokens if most is None else most
         if most is None:
             most = max(1, limits.context - len(ids))
-        logprobs = asked.top_logprobs if asked.logprobs else None
-        return [Request(ids, most, stop_ids=tuple(self.codec.ends), logprobs=logprobs)]
+        return [Request(ids, most, stop_ids=tuple(self.codec.ends))]
 
-    def answer(self, part: Part, asked: Any) -> Dict[str, Any]:
-        message = {"role": "assistant", "content": part.text}
-        return {"index": part.choice, "message": message, **self._rest(part, asked)}
+    def said(self, part: Part, begins: Optional[bool]) -> Dict[str, Any]:
+        role = {} if begins is False else {"role": "assistant"}
+        return {"message" if begins is None else "delta": {**role, "content": part.text}}
 
-    def piece(self, part: Part, asked: Any, first: bool) -> Optional[Dict[str, Any]]:
-        if not (part.text or part.ended or asked.logprobs or asked.return_token_ids):
-            return None
-        role = {"role": "assistant"} if first else {}
-        delta = {**role, "content": part.text}
-        return {"index": part.choice, "delta": delta, **self._rest(part, asked)}
-
-    def _rest(self, part: Part, asked: Any) -> Dict[str, Any]:
-        ids = {"token_ids": part.ids} if asked.return_token_ids else {}
-        logprobs: Optional[Dict[str, Any]] = None
-        if asked.logprobs:
-            content = []
-            for token in part.tokens:
-                if not token.is_end:
-                    own, *likeliest = [self._logprob(*pair) for pair in token.logprobs]
-                    content.append({**own, "top_logprobs": likeliest})
-            logprobs = {"content": content, "refusal": None}
-        return {"logprobs": logprobs, "finish_reason": part.ended or None, **ids}
+    def logprobs(self, part: Part) -> Dict[str, Any]:
+        content = []
+        for token in part.tokens:
+            if not token.is_end:
+                own, *likeliest = [self._logprob(*pair) for pair in token.logprobs]
+                content.append({**own, "top_logprobs": likeliest})
+        return {"content": content, "refusal": None}
 
     def _logprob(self, token: int, logarithm: float) -> Dict[str, Any]:
         assert self.codec is not None  # otherwise the request was refused
@@ -215,12 +205,25 @@ class Chat:
         return {**spelled, "logprob": max(logarithm, LEAST)}
 
 
-# The form of a route: prompts of a request, without its sampling, an entry of `choices` of its
-# response, and one of an event of a stream, None if there is nothing to send.
+# The form of a route: prompts of a request, without its sampling; what a choice says in an entry of
+# `choices`, with `begins` in a stream, whether it is its first; and its probabilities.
 Format = Union[Completions, Chat]
+Asked = Union[CompletionRequest, ChatRequest]
 
 
-def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -> List[Request]:
+def entry(
+    format: Format, part: Part, asked: Asked, begins: Optional[bool] = None
+) -> Dict[str, Any]:
+    """Return an entry of `choices`: of a response, or with `begins`, whether it is the first of its
+    choice, of an event of a stream.
+    """
+    logprobs = None if asked.likeliest is None else format.logprobs(part)
+    ids = {"token_ids": part.ids} if asked.return_token_ids else {}
+    ended = {"logprobs": logprobs, "finish_reason": part.ended or None}
+    return {"index": part.choice, **format.said(part, begins), **ended, **ids}
+
+
+def rows(asked: Asked, format: Format, limits: Limits) -> List[Request]:
     """Create an engine request for each choice, all of a prompt before those of the next. Raise
     ValueError for more choices than the queue holds, and a prompt that cannot be encoded.
     """
@@ -230,9 +233,10 @@ def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -
         raise refused("prompt", rule, count, "send several requests")
     first = secrets.randbits(63) if asked.seed is None else asked.seed
     how: Any = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p")}
+    how["logprobs"] = asked.likeliest
     how["sharing"] = json.dumps([asked.user, asked.prompt_cache_key, asked.safety_identifier])
     return [
         replace(row, seed=seed % 2**64, stop_ids=(*row.stop_ids, *asked.stop_token_ids), **how)
-        for row in format.prompts(asked, codec, limits)
+        for row in format.prompts(asked, limits)
         for seed in range(first, first + asked.n)
     ]

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import re
 import time
 from typing import Any, AsyncIterator, Callable, Dict, List, Optional, Type, TypeVar, Union
 
@@ -29,6 +30,8 @@ HEADERS = {
     503: {"Retry-After": "1"},
     401: {"WWW-Authenticate": "Bearer"},
 }
+SHOULD = re.compile(r"^\w+ should (be|have)")  # with which messages of pydantic begin
+OTHER = re.compile("_type$|^missing$")  # its errors for values of another kind
 LONGEST_SHOWN = 80  # most characters of a request that a message quotes
 Asked = TypeVar("Asked", bound=BaseModel)
 START = "http.response.start"
@@ -128,11 +131,12 @@ def parsed(body: Union[bytes, bytearray], kind: Type[Asked]) -> Asked:
             got = f"{cut(body.decode(errors='replace'))} ({errors[0]['ctx']['error']})"
             raise refused("body", "JSON", got, remedy) from None
         content: Any = from_json(body)
-        # Of the errors of all kinds that a value may be, the one that is deepest in the body. A
-        # field is missing if its name is misspelled.
+        # Of the errors of all kinds that a value may be, one of the kind that it is, and the one
+        # that is deepest in the body. A field is missing if its name is misspelled.
         places = [(_where(content, e), e) for e in errors]
-        where, first = max(places, key=lambda e: (len(e[0]), e[1]["type"] != "missing"))
-        rule, got = first["msg"].replace("Input should be", "expected"), cut(repr(first["input"]))
+        where, first = max(places, key=lambda e: (not OTHER.search(e[1]["type"]), len(e[0])))
+        rule = SHOULD.sub("expected", first["msg"]).partition(" after validation")[0]
+        got = cut(repr(first["input"]))
         if first["type"] == "missing":
             rule = "expected a value"
             holder = functools.reduce(lambda inside, at: inside[at], where[:-1], content)

@@ -1,12 +1,11 @@
 """What requests of all routes have, and how they become rows of the engine."""
 
-from typing import Annotated, Any, Dict, List, Literal, Optional, Sequence, Tuple, Type, Union
+from typing import Annotated, Any, Dict, List, Literal, Optional, Sequence, Tuple, Union
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from posenc_export.runtime.artefact.tokenizer import Codec
-from posenc_export.serve.http import cut, parsed
 from posenc_export.serve.requests import Limits, refused
 
 MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings of a request, and characters of each
@@ -16,6 +15,7 @@ LEAST = -9999.0  # OpenAI's number for the logarithm of a probability of 0
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 FAST = Field(fail_fast=True)  # otherwise each of 100,000 wrong items takes time
 Ids = Annotated[List[Whole], FAST]
+Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 
 
 def _nothing(value: Any, info: ValidationInfo) -> Any:
@@ -65,7 +65,7 @@ class SamplingRequest(Fields):
         description="Seed of sampling; choice i of a prompt uses seed + i.",
     )
     n: int = Field(1, ge=1, le=128, description="Number of choices for each prompt.")
-    stop: Union[None, str, List[str]] = Field(
+    stop: Union[None, Stop, Annotated[List[Stop], Field(max_length=MOST_STOPS)]] = Field(
         None, description="Strings that end the text; the text does not include them."
     )
     stop_token_ids: Ids = Field(
@@ -95,20 +95,10 @@ class SamplingRequest(Fields):
     ignore_eos: Literal[False] = False
     skip_special_tokens: Literal[True] = True
 
-
-def parse(body: Union[bytes, bytearray], kind: Type[SamplingRequest]) -> Any:
-    """Parse the body of a request. Raise Refused as http.parsed does, or for wrong stop strings."""
-    asked = parsed(body, kind)
-    strings = stops(asked)
-    if len(strings) > MOST_STOPS or any(not 1 <= len(s) <= LONGEST_STOP for s in strings):
-        rule = f"at most {MOST_STOPS} strings of 1 .. {LONGEST_STOP} characters"
-        raise refused("stop", rule, cut(repr(asked.stop)), "shorten the list")
-    return asked
-
-
-def stops(asked: SamplingRequest) -> List[str]:
-    """Return the stop strings of a request."""
-    return [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
+    @property
+    def stops(self) -> List[str]:
+        """The stop strings."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
 def encoded(text: str, codec: Codec, limits: Limits, special: bool = True) -> Tuple[int, ...]:

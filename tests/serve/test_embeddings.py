@@ -69,11 +69,11 @@ def test_base64_holds_the_bytes_of_float32_numbers(client: TestClient) -> None:
     ("body", "status", "message"),
     [
         ({"input": "w5", "model": "other"}, 404, "model: expected tiny, got other"),
-        ({"input": []}, 400, "input: expected at least one text, got none"),
+        ({"input": []}, 400, "input: expected at least 1 item, got []"),
         ({"input": [99]}, 400, "expected token ids 0 .. 60, got 99"),
         ({"input": "w5", "dimensions": 5}, 400, "dimensions: expected 48"),
         ({"input": "w5", "extra": 1}, 400, "extra: expected no such field"),
-        ({"input": ["w5"] * 2049}, 400, "input: expected at most 2048 texts"),
+        ({"input": ["w5"] * 2049}, 400, "input: expected at most 2048 items, got ['w5'"),
         ({"input": "w5", "prompt_name": "query"}, 400, "expected prompt to be one of none"),
         ({}, 400, "input: expected a value, got none"),
     ],

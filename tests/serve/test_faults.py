@@ -46,7 +46,7 @@ def test_a_request_that_fails_in_the_middle_leaves_no_row_behind(
     app: Any, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service, queued = app.state.service, []
-    monkeypatch.setattr(service, "codec", Failing())
+    monkeypatch.setattr(service.completions, "codec", Failing())
     monkeypatch.setattr(service.engine, "submit", queued.append)
     status, answer = Client(port).ask("/v1/completions", {**LONG, "n": 3})
     assert (status, queued) == (400, []) and "planted" in answer["error"]["message"]
@@ -58,7 +58,7 @@ def test_a_text_that_the_tokenizer_cannot_encode_is_refused(
     tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     codec = TokenizerCodec.__new__(TokenizerCodec)
     codec.tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="none"))
-    monkeypatch.setattr(app.state.service, "codec", codec)
+    monkeypatch.setattr(app.state.service.completions, "codec", codec)
     status, answer = Client(port).ask("/v1/completions", {"prompt": "b"})
     said = "text: expected a text that the tokenizer can encode, got an error"
     assert status == 400 and answer["error"]["message"].startswith(said)
@@ -91,7 +91,7 @@ def test_other_requests_are_answered_while_a_long_text_is_tokenized(
             assert done.wait(30)
             return super().encode(text)
 
-    monkeypatch.setattr(app.state.service, "codec", Slow())
+    monkeypatch.setattr(app.state.service.completions, "codec", Slow())
     answers: List[Any] = []
 
     def ask() -> None:
@@ -118,7 +118,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
             assert len(text) < LIMITS.context
             return super().encode(text)
 
-    monkeypatch.setattr(app.state.service, "codec", Watched())
+    monkeypatch.setattr(app.state.service.completions, "codec", Watched())
     template = "{{ messages[0].content }}"
     monkeypatch.setattr(app.state.service.chat, "codec", ChatCodec(Watched(), template, {}))
     text = "a" * (protocol.CHARACTERS * (LIMITS.context - 1) + 1)
