@@ -39,31 +39,15 @@ def parameters(manifest: Manifest) -> int:
     return weights - width + (0 if tied else manifest.vocabulary * width)
 
 
-def artefact_labels(manifests: Sequence[Manifest], paths: Sequence[Path]) -> List[str]:
-    """Return names of artefacts by encoding, target, weights, cache and signature, as in
-    "rope-ort-int8". Artefacts that agree in these have the shortest distinct endings of their
-    paths as well.
-    """
-    names = ["-".join(_parts(manifest)) for manifest in manifests]
-    labels = []
-    for name, path in zip(names, paths, strict=True):
-        alike = [p for other, p in zip(names, paths, strict=True) if other == name and p != path]
+def endings(paths: Sequence[Path]) -> List[str]:
+    """Return the shortest ending of each path that no other has, such as "ort" or "rope/ort"."""
+    shortest = []
+    for path in paths:
+        others = [other for other in paths if other != path]
         depths = range(1, len(path.parts) + 1)
-        apart = (n for n in depths if all(p.parts[-n:] != path.parts[-n:] for p in alike))
-        ending = "/".join(path.parts[-next(apart, 1) :])
-        labels.append(f"{name} in {ending}" if alike else name)
-    return labels
-
-
-def _parts(manifest: Manifest) -> List[str]:
-    names = "+".join(_encodings(manifest.config))
-    weights = manifest.weights.format if manifest.weights else ""
-    dtype = manifest.dtype if manifest.dtype != "float32" else ""
-    cache = f"cache-{manifest.cache}" if manifest.cache else ""
-    mask = "mask" if manifest.signature == "mask" else ""
-    kind = manifest.kind if manifest.kind == "module" else "nope"
-    parts = (names or kind, manifest.target, dtype, weights, cache, mask)
-    return [part for part in parts if part]
+        apart = (n for n in depths if all(p.parts[-n:] != path.parts[-n:] for p in others))
+        shortest.append("/".join(path.parts[-next(apart) :]))
+    return shortest
 
 
 def numbered(names: Sequence[str]) -> List[str]:
@@ -137,7 +121,7 @@ def _of_folders(folders: Sequence[Path]) -> List[Contestant]:
             models.append(manifest)
     names = numbered([model_label(manifest) for manifest in models])
     configs, contestants = [manifest.config for manifest in models], []
-    for path, label, manifest in zip(paths, artefact_labels(read, paths), read, strict=True):
+    for path, label, manifest in zip(paths, endings(paths), read, strict=True):
         name, folder = names[configs.index(manifest.config)], "/".join(path.parts[-2:])
         for provider in _providers(manifest):
             on = label if provider == "cpu" else f"{label} ({provider})"
