@@ -3,39 +3,28 @@ same block without one, by number of cached keys; and docs/decode.md, a chart of
 
     python -m bench.decode_cost [NAME ...] [--target ort]
 
-The results of all encodings on the default target are kept.
-
-Measured as processor time of one thread, which other processes disturb less than the clock. In
-each of ROUNDS rounds, every block takes BURST steps in turn with the block without an encoding, and
-gives one ratio of medians, which does not depend on what the machine did between two encodings.
-Each block has a session without an encoding of its own: one that all share would have its cached
-keys in the processor's caches more often.
+The results of all encodings on the default target are kept. Each encoding takes turns with the
+block without one in a benchmark of both, on one thread each, so that its ratio does not depend on
+what the machine did between two encodings.
 """
 
 import argparse
 import statistics
 import tempfile
-import time
-from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence
 
-import numpy as np
-
 from bench import json_rows, marked
-from bench.timing import in_turn, seconds
-from posenc_export import block_config
-from posenc_export.benchmark.ratios import ratio as ratio_of
+from posenc_export import benchmark, block_config
+from posenc_export.benchmark.ratios import ratios
+from posenc_export.benchmark.worker import BURST
 from posenc_export.catalogue.waves import COLOURS
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import export
 from posenc_export.models.presets import seeded
-from posenc_export.runtime import Model, Session, load
 
 CONTEXTS = (1024, 4096)
-# The first WARM steps of a burst are not timed: other blocks used the processor's caches meanwhile.
-ROUNDS, BURST, WARM = 9, 20, 6
-STEPS, TARGET, RESULTS = ROUNDS * BURST, "ort", Path("bench/results/decode_cost.json")
+ROUNDS, TARGET, RESULTS = 9, "ort", Path("bench/results/decode_cost.json")
 WIDTH, HEADS = 256, 8
 PLAIN = "nope"
 # complex_order reads token ids, which a block does not have.
@@ -43,52 +32,33 @@ BLOCKS = [name for name, cls in REGISTRY.items() if "causal" in cls.works_in]
 BLOCKS.remove("complex_order")
 
 
-def loaded(name: str, target: str, folder: Path) -> Model:
-    """Export a block of 8 heads of size 32 with the encoding, and load it."""
-    config = block_config(WIDTH, HEADS, max(CONTEXTS) + STEPS, encoding={"name": name})
+def exported(name: str, target: str, folder: Path) -> Path:
+    """Export a block of 8 heads of size 32 with the encoding, and return its folder."""
+    config = block_config(WIDTH, HEADS, max(CONTEXTS) + BURST, encoding={"name": name})
     export(seeded(config), target, folder, verify=False)
-    return load(folder, provider="cpu", threads=1)
-
-
-def burst(sessions: Mapping[str, Session], x: np.ndarray) -> Dict[str, float]:
-    """Step sessions in turn over tokens [1,BURST,E]; return the median seconds of a step."""
-    places = {name: iter(range(BURST)) for name in sessions}
-
-    def step(name: str) -> float:
-        token = x[:, next(places[name])]
-        return seconds(lambda: sessions[name].step(token), time.thread_time)
-
-    calls = {name: partial(step, name) for name in sessions}
-    times = in_turn(calls, BURST - WARM, warm=WARM)
-    return {name: statistics.median(taken) for name, taken in times.items()}
+    return folder
 
 
 def measured(names: Sequence[str], target: str) -> Dict[str, Any]:
     """{"plain_microseconds": by context, "rows": [{"encoding", "over_plain": by context}]}."""
-    random = np.random.default_rng(0)
-    x = random.standard_normal((1, max(CONTEXTS) + STEPS, WIDTH), dtype=np.float32)
-    ratios: Dict[str, Dict[str, List[float]]] = {name: {} for name in names}
-    microseconds = {}
+    alone: Dict[str, List[float]] = {str(context): [] for context in CONTEXTS}
+    how: Dict[str, Any] = {"contexts": CONTEXTS, "prompts": (), "threads": 1, "rounds": ROUNDS}
+    rows = []
     with tempfile.TemporaryDirectory() as temporary:
-        plain = loaded(PLAIN, target, Path(temporary) / "plain")
-        models = {name: loaded(name, target, Path(temporary) / name) for name in names}
-    pairs = {n: {"plain": plain.session(), "own": models[n].session()} for n in names}
-    for context in CONTEXTS:
-        for session in (session for pair in pairs.values() for session in pair.values()):
-            session.reset()
-            session.prefill(x[:, :context])
-        parts = np.split(x[:, context : context + STEPS], ROUNDS, axis=1)
-        bursts = {name: map(partial(burst, pairs[name]), parts).__next__ for name in names}
-        times = in_turn(bursts, ROUNDS, warm=0)
-        for name, rounds in times.items():
-            ratio = ratio_of([pair["own"] for pair in rounds], [pair["plain"] for pair in rounds])
-            assert ratio is not None  # ROUNDS is above its limit
-            ratios[name][str(context)] = [
-                round(v, 3) for v in (ratio.median, ratio.low, ratio.high)
-            ]
-        alone = [pair["plain"] for rounds in times.values() for pair in rounds]
-        microseconds[str(context)] = round(1e6 * statistics.median(alone), 1)
-    rows = [{"encoding": name, "over_plain": values} for name, values in ratios.items()]
+        plain = exported(PLAIN, target, Path(temporary) / "plain")
+        for name in names:
+            folders = [plain, exported(name, target, Path(temporary) / name)]
+            measurement = benchmark.run(folders, baseline="plain", **how).rows
+            over: Dict[str, List[float]] = {}
+            for row, spread in zip(measurement, ratios(measurement, "plain"), strict=True):
+                if spread is None:
+                    alone[str(row.tokens)].append(row.median_seconds)
+                else:
+                    values = (spread.median, spread.low, spread.high)
+                    over[str(row.tokens)] = [round(value, 3) for value in values]
+            rows.append({"encoding": name, "over_plain": over})
+    medians = {context: statistics.median(taken) for context, taken in alone.items()}
+    microseconds = {context: round(1e6 * median, 1) for context, median in medians.items()}
     return {"plain_microseconds": microseconds, "rows": rows}
 
 
