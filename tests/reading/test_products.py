@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc_export.export import ReadAs, Sources, export
 from posenc_export.export.expected import eager_session
 from posenc_export.export.quantization import calibration
-from posenc_export.export.quantization.calibration import linear_layers, smoothed
+from posenc_export.export.quantization.calibration import smoothed, weights_of
 from posenc_export.export.quantization.rounding import rounded
 from posenc_export.export.quantization.samples import Sample
 from posenc_export.export.read_module import ReadModule, as_model
@@ -119,11 +119,11 @@ def test_weights_of_4_bits_compensate_their_errors_on_the_inputs_of_the_module()
     model = _read(_gated())
     ids = torch.randint(VOCABULARY, (40, 20), generator=torch.Generator().manual_seed(0)).numpy()
     (moments,) = calibration.moments(model, Sample(ids, ""))
-    layers = linear_layers(model)
+    layers = weights_of(model).linear
     assert set(moments) == set(layers)
     rounded_models = [rounded(model, "int4", given).model for given in ([], [moments])]
     for name, weight in layers.items():
-        differences = [(linear_layers(m)[name] - weight).double() for m in rounded_models]
+        differences = [(weights_of(m).linear[name] - weight).double() for m in rounded_models]
         plain, compensated = (float((d @ moments[name] * d).sum()) for d in differences)
         assert compensated < plain, name
 
