@@ -67,13 +67,14 @@ def _chart(audit: Audit) -> str:
     """Return the largest right and the largest wrong error at each position, as SVG in base64."""
     from matplotlib.figure import Figure
 
-    columns, limit = audit.observed.columns, {cell.name: cell.tolerance for cell in audit.cells}
-    limits = np.asarray([limit.get(name, 0.0) for name in audit.observed.names])
+    observed, columns = audit.observed, audit.observed.columns
     positions, errors = columns["start"] + columns["index"], columns["error"].clip(LEAST, 10.0)
-    wrong = ~(columns["error"] <= limits[columns["cell"].astype(int)])
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes: Any = figure.subplots()
-    for of, label, colour in ((~wrong, "right", "#0072b2"), (wrong, "wrong", "#b3261e")):
+    for of, label, colour in (
+        (~observed.wrong, "right", "#0072b2"),
+        (observed.wrong, "wrong", "#b3261e"),
+    ):
         at = np.unique(positions[of])
         largest = [errors[of & (positions == position)].max() for position in at]
         axes.plot(at, largest, ".", label=label, color=colour)
@@ -81,8 +82,8 @@ def _chart(audit: Audit) -> str:
     axes.set_xscale("symlog")
     axes.set_xlim(left=-0.5)
     axes.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
-    for tolerance in [min(limits[limits > 0])] if limits.any() else []:
-        axes.axhline(tolerance, color="black", lw=0.8, ls="--", label="tolerance")
+    if len(observed.limit):
+        axes.axhline(observed.limit.min(), color="black", lw=0.8, ls="--", label="tolerance")
     figure.legend(fontsize="small", ncols=3, loc="outside upper center", frameon=False)
     stream = io.BytesIO()
     figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
