@@ -36,9 +36,11 @@ def write_torchscript(source: Source, manifest: Manifest, folder: Path) -> Manif
     """Write folder/model.pt."""
     # Every call of torch.jit warns that it is deprecated.
     with quiet(DeprecationWarning, FutureWarning):
-        # In memory, because libtorch aborts the process when the disk is full.
-        module = torch.jit.freeze(torch.jit.script(wrap(source.model, manifest.signature)))
+        module = torch.jit.script(wrap(source.model, manifest.signature))
+        # The second time folds what the first one leaves, which differs from run to run.
+        module = torch.jit.freeze(torch.jit.freeze(module, ["training"]))
         _lay_out_constants(module)
+        # In memory, because libtorch aborts the process when the disk is full.
         content = module.save_to_buffer()
     written = {SCRIPT: files.write(folder / SCRIPT, _normalised(content))}
     return manifest.replace(files=written)

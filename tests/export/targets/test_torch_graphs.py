@@ -7,11 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc_export.export.targets.torch_files import _merge_equal_nodes, laid_out
+from posenc_export.export.describe import describe
+from posenc_export.export.targets.torch_files import (
+    _merge_equal_nodes,
+    laid_out,
+    write_torchscript,
+)
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.graphs.torch_graph import read_program
-from tests.tiny import decoder
-from tests.traces import exported
+from tests.tiny import block, decoder
+from tests.traces import exported, sources
 
 pytestmark = pytest.mark.xdist_group("plain runtimes")
 
@@ -42,6 +47,19 @@ def test_weights_are_contiguous_along_their_longer_axis_except_a_table_that_is_a
     assert {weight.stride().index(1) for weight in weights} == {0, 1}
     assert all(weight.stride()[weight.shape.index(max(weight.shape))] == 1 for weight in weights)
     assert head.size(0) > head.size(1) and head.is_contiguous()
+
+
+def test_a_script_is_the_same_in_every_run_though_torch_folds_constants_in_several_orders(
+    tmp_path: Path,
+) -> None:
+    source = sources(block("deberta")).of("float32")
+    described = describe(source.model, "torchscript", "positions")
+    written = set()
+    for run in range(6):
+        (tmp_path / str(run)).mkdir()
+        write_torchscript(source, described, tmp_path / str(run))
+        written.add((tmp_path / str(run) / "model.pt").read_bytes())
+    assert len(written) == 1
 
 
 @pytest.mark.parametrize("shape", [(7, 3), (3, 7)])
