@@ -80,7 +80,7 @@ def capture(
         plain = OneTensor(own, positions, forms[0], (), source if memory else None)
         plain = _one_tensor(plain, forms, output, x)
         untouched = plain.copied()
-        plain = called_at_full_length(plain, x, max_positions, remedies)
+        plain = called_at_full_length(plain, x, max_positions)
         how = x, max_positions, remedies, causal
         layers = LayersOnce(plain.module, numbered=True) if not memory else None
         if layers and layers.templates:

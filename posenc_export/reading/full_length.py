@@ -1,17 +1,16 @@
 """A call with as many tokens as a module may get, of which tables grow and which they must hold."""
 
 import gc
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 from weakref import WeakSet
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from posenc_export.reading.causality import affordable
-from posenc_export.reading.graphs import SHAPE_ALONE
 from posenc_export.reading.refused import Refused, joined, place_of_error
-from posenc_export.reading.values import aten
+from posenc_export.reading.values import SHAPE_ALONE, aten
 from posenc_export.reading.whole import OneTensor, count_numbers, of_length
 
 WARMED_AT_MOST = 2048  # tokens of the call
@@ -19,6 +18,7 @@ CHOOSE = {  # operators that raise for an index behind the last row
     aten.embedding, aten.index, aten.index_select, aten.gather, aten.take, aten.scatter,
     aten.index_put, aten.select_scatter,
 }  # fmt: skip
+KNOWN = SHAPE_ALONE - {aten.empty_like, aten.new_empty}  # these are written to
 
 
 class Unknown(Tensor):
@@ -53,7 +53,7 @@ class Unknown(Tensor):
         inner = [value for value in tree_leaves(given) if isinstance(value, Unknown)]
         known = not any(value.numbers.is_meta for value in inner)
         of = _numbers if known else _shape
-        if function in SHAPE_ALONE or function.overloadpacket in CHOOSE and not known:
+        if function.overloadpacket in (KNOWN if known else KNOWN | CHOOSE):
             of = _zeros
         writes = function._schema.is_mutable
         if writes and of is not (_shape if _is_shape(arguments[0]) else _numbers):
@@ -62,7 +62,7 @@ class Unknown(Tensor):
             given[1]["device"] = torch.device("meta")
         given = tree_map(of, given)
         result = function(*given[0], **given[1])
-        if writes or function in SHAPE_ALONE:
+        if writes or function.overloadpacket in KNOWN:
             return arguments[0] if writes else result
         return tree_map(lambda value: cls(value) if isinstance(value, Tensor) else value, result)
 
@@ -98,31 +98,21 @@ def _without_numbers(plain: OneTensor, x: Tensor) -> Optional[OneTensor]:
     return None if Unknown.alive else copied
 
 
-def called_at_full_length(plain: OneTensor, x: Tensor, most: int, remedies: List[str]) -> OneTensor:
+def called_at_full_length(plain: OneTensor, x: Tensor, most: int) -> OneTensor:
     """Call a module with as many tokens as it may get: its tables grow, and must hold them. Return
     the module with these tables.
     """
     if most > WARMED_AT_MOST:
         return plain
-    x, before = x[:1], _held(plain)
+    x = x[:1]
     longest = of_length(x, most)
     if called := _without_numbers(plain, longest):
-        plain = called
-    elif most > affordable(count_numbers(plain.parameters()), WARMED_AT_MOST):
-        return plain
-    else:
+        return called
+    if most <= affordable(count_numbers(plain.parameters()), WARMED_AT_MOST):
         try:
             plain.of(longest)
         except Exception as error:
             raise _too_long(error, plain, x, most) from error
-    after = _held(plain)
-    if after != before:
-        probe = plain.copied()
-        probe.of(x)
-        short = _held(probe)
-        grown = sorted(n for n in after if after[n] == short[n] != before.get(n))
-        said = f"tables grown by a call with {most} tokens before the trace: "
-        remedies += [said + name for name in grown[:1]]
     return plain
 
 
@@ -130,16 +120,6 @@ def own_error(error: Exception, plain: OneTensor, x: Tensor) -> Refused:
     layer, line = place_of_error(error, plain.layers())
     said = f"raises {type(error).__name__} for an input {list(x.shape)}: {error}"
     return Refused(joined(layer, said, line))
-
-
-def _held(plain: nn.Module) -> Dict[str, Any]:
-    """Shapes of the tensors that layers hold, as buffers or attributes."""
-    return {
-        f"{name}.{key}".removeprefix("module").removeprefix("."): tuple(held.shape)
-        for name, layer in plain.named_modules()
-        for key, held in [*vars(layer).items(), *layer.named_buffers(recurse=False)]
-        if isinstance(held, Tensor)
-    }
 
 
 def _too_long(error: Exception, plain: OneTensor, x: Tensor, most: int) -> Refused:

@@ -12,12 +12,12 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from posenc_export.ops.scores import SUFFIX_SUM
 from posenc_export.reading.complex_numbers import is_complex, real_numbers
-from posenc_export.reading.refused import Refused, refuse, without_wrapper
+from posenc_export.reading.refused import Refused, operator_of, refuse, without_wrapper
 from posenc_export.reading.tracing import added_products, attention, quiet
+from posenc_export.reading.values import aten, depending, packet
 from posenc_export.reading.whole import held_by
 from posenc_export.reading.writes import without_writes
 
-aten = torch.ops.aten
 END = 2**63 - 1  # of a slice
 CHOOSES = (
     "chooses as many tokens as the data decides; compute all of them and choose by torch.where,"
@@ -31,10 +31,6 @@ _SAME = {
     aten.detach.default,
     aten.lift_fresh_copy.default,
 }
-SHAPE_ALONE = {  # operators that read no numbers of a tensor
-    aten.sym_size.int, aten.sym_numel.default, aten.ones_like.default, aten.zeros_like.default,
-    aten.full_like.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default,
-}  # fmt: skip
 _NO_VALUE = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size"}
 _BOUNDING = set("lt le gt ge eq ne floordiv mod min max clamp div floor_divide remainder".split())
 _BOUNDING |= set("sym_max sym_min minimum maximum fmod".split())
@@ -280,11 +276,10 @@ def _simplified(graph: Graph) -> None:
     """
     graph.eliminate_dead_code()
     for node in list(graph.nodes):
-        packet = getattr(node.target, "overloadpacket", None)
         if node.target is aten.type_as.default:  # reads a dtype alone
             node.target = aten.to.dtype
             node.args = (node.args[0], node.args[1].meta["val"].dtype)
-        if packet is not None and packet.__name__ in _NO_VALUE:
+        if operator_of(node) in _NO_VALUE:
             graph.erase_node(node)
         elif node.target is aten.cat.default:  # its axis from the end, also of rows in a stack
             axis, rank = node.args[1] if node.args[1:] else 0, node.meta["val"].dim()
@@ -369,8 +364,7 @@ def _for_all(node: Node, mask: Node) -> Node:
 
 def keeps_dtype(node: Node) -> bool:
     """Whether a conversion gives the dtype of its input."""
-    packet = getattr(node.target, "overloadpacket", None)
-    if packet not in (aten.to, aten._to_copy):
+    if packet(node) not in (aten.to, aten._to_copy):
         return False
     kept: bool = node.meta["val"].dtype == _first(node).meta["val"].dtype
     return kept
@@ -418,19 +412,6 @@ def _whole_slice(node: Node) -> bool:
     return start in (0, None) and end in (END, None)
 
 
-def of_length_alone(graph: Graph, x: Node) -> Set[Node]:
-    """Nodes that depend on the number of rows or tokens, and not on the input."""
-    data, found = {x}, set()
-    for node in graph.nodes:
-        if node.op != "call_function":
-            continue
-        if node.target in SHAPE_ALONE or not any(a in data for a in node.all_input_nodes):
-            found.add(node)
-        else:
-            data.add(node)
-    return found
-
-
 def length_numbers(graph: Graph, x: Node) -> List[int]:
     """Numbers above 1 that lengths and positions are compared, bounded or divided with, by guards
     of the trace and by nodes that depend on the length alone.
@@ -439,11 +420,8 @@ def length_numbers(graph: Graph, x: Node) -> List[int]:
     fake = x.meta["val"]
     for guard in fake.fake_mode.shape_env.guards:
         found |= {int(n) for n in guard.expr.atoms(sympy.Integer)}
-    for node in of_length_alone(graph, x):
-        packet = getattr(node.target, "overloadpacket", node.target)
-        if getattr(packet, "__name__", "").strip("_") in _BOUNDING:
-            numbers = [
-                a for a in (*node.args, *node.kwargs.values()) if isinstance(a, (int, float))
-            ]
-            found |= {int(n) for n in numbers if not isinstance(n, bool) and abs(n) < 2**31}
+    for node in set(graph.nodes) - depending(graph, [x]):
+        if operator_of(node).strip("_") in _BOUNDING:
+            numbers = [n for n in (*node.args, *node.kwargs.values()) if type(n) in (int, float)]
+            found |= {int(n) for n in numbers if abs(n) < 2**31}
     return sorted({abs(n) for n in found if abs(n) > 1})

@@ -31,6 +31,7 @@ from posenc_export.reading.axes import (
 from posenc_export.reading.causality import same_at_every_length
 from posenc_export.reading.operators import Operators
 from posenc_export.reading.refused import Refused, refuse
+from posenc_export.reading.steps import Cut
 from posenc_export.reading.values import LIKE, Values, aten, inputs_of, packet, zero_scores
 
 FILLED = {*LIKE, aten.full, aten.zeros, aten.ones, aten.empty, zero_scores}
@@ -93,9 +94,7 @@ class Triangle:
     """tril or triu of `inside`, decided by positions."""
 
     inside: Any
-    lower: bool
-    shift: int
-    roles: Roles
+    cut: Cut
 
 
 @dataclass(frozen=True)
@@ -172,12 +171,10 @@ class Call:
     @functools.cached_property
     def seen(self) -> Tensor:
         """Which keys a query may see [B,S,T] bool."""
-        return self._up_to(self.after)
-
-    @functools.cached_property
-    def earlier(self) -> Tensor:
-        """Which keys are the query's own or those of earlier tokens [B,S,T] bool."""
-        return self._up_to(0) if self.after else self.seen
+        places = self.positions, self.key_positions
+        mask = self.ops.attention_mask(*places, None, torch.empty(0), -1, self.after, 0)
+        seen: Tensor = mask.squeeze(1).eq(0)
+        return seen
 
     def around_padding(self, count: int) -> Tuple[Tensor, Tensor]:
         """Return two indices: [B,n+S] into n earlier tokens and those of the call, for padding in
@@ -192,12 +189,6 @@ class Call:
             last = first + valid.sum(1, keepdim=True) + torch.arange(count)
             self._around[count] = behind, last
         return self._around[count]
-
-    def _up_to(self, after: int) -> Tensor:
-        places = self.positions, self.key_positions
-        mask = self.ops.attention_mask(*places, None, torch.empty(0), -1, after, 0)
-        seen: Tensor = mask.squeeze(1).eq(0)
-        return seen
 
 
 Pairs = Callable[[Tensor, Tensor], Tensor]
@@ -305,11 +296,8 @@ class Lengths(torch.nn.Module):
         on each pair alone.
         """
         inputs = inputs_of(node)
-        if node.target in (aten.tril.default, aten.triu.default):
-            if tokens(roles[-2:]) == of_tokens and not any(f.right for f in factors(roles)):
-                shift: Any = node.args[1] if len(node.args) > 1 else 0
-                inside = self.plan(inputs[0], roles)
-                return Triangle(inside, node.target is aten.tril.default, shift, roles)
+        if cut := Cut.of(node, roles):
+            return Triangle(self.plan(inputs[0], roles), cut)
         ways = [
             self.finds.readings(other.meta["val"], of_tokens)
             if self.graph.kind[other] == "length"
@@ -398,17 +386,14 @@ class Lengths(torch.nn.Module):
             rows = rows.movedim((1, 2), (plan.axes[0] + 1, plan.axes[1] + 1))
             return joined(rows, plan.roles, counts), True
         if isinstance(plan, Triangle):
-            return self._triangle(plan, call), True
+            x, has_rows = self.value(plan.inside, call)
+            return triangle(x if has_rows else x.unsqueeze(0), plan.cut, call), True
         return self._replay(plan, call, counts)
 
     @functools.lru_cache(maxsize=None)  # noqa: B019 - lives as long as the tables
     def _is_range(self, name: str) -> bool:
         table = self.get_buffer(name)
         return table.dim() == 1 and torch.equal(table, torch.arange(len(table)))
-
-    def _triangle(self, plan: Triangle, call: Call) -> Tensor:
-        x, has_rows = self.value(plan.inside, call)
-        return triangle(x if has_rows else x.unsqueeze(0), plan, call)
 
     def _replay(self, plan: Replay, call: Call, counts: Counts) -> Tuple[Tensor, bool]:
         found = [
@@ -443,12 +428,9 @@ class Lengths(torch.nn.Module):
         return scores
 
 
-def triangle(x: Tensor, plan: Any, call: Call) -> Tensor:
-    """Keep the entries of x [B,..,Q,K] or [B,..,K,Q] in a triangle by positions.
-
-    plan: a Triangle, or a steps.Cut.
-    """
-    query, key = (f for kind in "QK" for f in factors(plan.roles) if f.kind == kind)
+def triangle(x: Tensor, cut: Cut, call: Call) -> Tensor:
+    """Keep the entries of x [B,..,Q,K] or [B,..,K,Q] in a triangle by positions."""
+    query, key = (f for kind in "QK" for f in factors(cut.roles) if f.kind == kind)
     away = call.away  # column minus row
     if query.left or key.left:
         columns, rows = (
@@ -456,9 +438,9 @@ def triangle(x: Tensor, plan: Any, call: Call) -> Tensor:
             for n, places in ((key.left, call.key_places), (query.left, call.places))
         )
         away = columns[:, None] - rows[:, :, None] + key.left - query.left
-    if tokens(plan.roles) != ["Q", "K"]:
+    if tokens(cut.roles) != ["Q", "K"]:
         away = -away.transpose(1, 2)
-    kept = away.le(plan.shift) if plan.lower else away.ge(plan.shift)
+    kept = away.le(cut.shift) if cut.lower else away.ge(cut.shift)
     kept = kept[(slice(None), *[None] * (x.dim() - 3))]
     if x.dtype == torch.bool:
         return kept & x

@@ -65,7 +65,6 @@ RUNNING = {
 MOST_EXTRA = 64  # entries beside tokens on one axis
 SIZES = ((3, 20), (2, 7), (5, 11), (7, 30))  # rows and tokens for which sizes are compared
 POWERS = {0: ("",), 1: ("K", "Q"), 2: ("QK",)}  # of the number of tokens in a size
-TRIANGLES = (aten.tril.default, aten.triu.default)
 MIXES = "mixes tokens or rows, and is no reduction of keys, window or sum that can be continued"
 
 
@@ -74,17 +73,16 @@ class Properties:
 
     Args:
         values: the graph, with the values of one run.
-        key_last: of two token axes the last runs over keys, otherwise the first.
         causal: whether later tokens change nothing.
 
     Attributes:
         steps: by node, for nodes that depend on the tokens.
     """
 
-    def __init__(self, values: Values, key_last: bool = True, causal: bool = True) -> None:
+    def __init__(self, values: Values, causal: bool = True) -> None:
         self.values, self.causal = values, causal
         self.counts = values.counts
-        self.turned = ["K", "Q"] if key_last else ["Q", "K"]
+        self.turned = ["K", "Q"]  # the order of two axes of tokens that is tried last
         self.steps: Dict[Node, Step] = {}
         self._axes: Dict[Any, List[Axis]] = {}
         self.indices = list(self._indices())
@@ -109,10 +107,10 @@ class Properties:
             return self._several(node)
         if any(isinstance(self.steps[other], Open) for other in values.data_of(node)):
             return self._window(node)
-        if node.target in TRIANGLES and (triangle := self._triangle(node)):
-            return triangle
+        own: Any = self.steps[values.data_of(node)[0]].roles
         return (
-            self._each_or_keys(node)
+            (None if isinstance(own, list) else Cut.of(node, own))
+            or self._each_or_keys(node)
             or self._of_turned(node)
             or self._running(node)
             or self._window(node)
@@ -148,16 +146,6 @@ class Properties:
         own = ((Factor("B"),), (Factor("Q"),), (Factor(heads),), (Factor(size),))
         return Recurrent(own, tuple(nodes), (heads, k.shape[3], size))
 
-    def _triangle(self, node: Node) -> Optional[Step]:
-        """Return the step of tril or triu of pairs of queries and keys."""
-        own: Any = self.steps[inputs_of(node)[0]].roles
-        if isinstance(own, list) or set(tokens(own[-2:])) != {"Q", "K"}:
-            return None
-        if len(kinds(own[-2:])) > 2 or any(factor.right for factor in factors(own)):
-            return None
-        shift: Any = node.args[1] if len(node.args) > 1 else 0
-        return Cut(own, node.target is aten.tril.default, int(shift))
-
     def _each_or_keys(self, node: Node) -> Optional[Step]:
         options = self._options(node)
         has_sizes = any(self.values.kind[other] == "size" for other in inputs_of(node))
@@ -187,8 +175,9 @@ class Properties:
         at the distance of each query, may be read either way.
         """
         before = dict(self.steps)
-        for other in self.values.data_of(node):
-            pairs = self._pairs_of(other, node)
+        of_pairs = [n for n in self.values.data_of(node) if self._is_of_pairs(self.steps[n])]
+        for other in sorted(of_pairs, key=lambda n: tokens(before[n].roles) != self.turned):
+            pairs = self._pairs_with(other)
             self.turned.reverse()
             turned = [self._read_again(one) for one in pairs]
             self.turned.reverse()
@@ -202,16 +191,21 @@ class Properties:
         self.steps[node] = step or self.steps[node]
         return step is not None
 
-    def _pairs_of(self, node: Node, user: Node) -> List[Node]:
-        """Return the nodes of pairs of tokens that a value is computed by, in order; none if other
-        nodes than `user` read one of them.
+    def _pairs_with(self, node: Node) -> List[Node]:
+        """Return the nodes of pairs of tokens that have to be read in the same order as one, in
+        order; none if one of them, or what reads them, does not act on each pair alone.
         """
-        own = self.steps[node]
-        if not isinstance(own, Each) or not self._is_of_pairs(own) or set(node.users) != {user}:
-            return []
-        of_pairs = [n for n in self.values.data_of(node) if self._is_of_pairs(self.steps[n])]
-        before = [self._pairs_of(other, node) for other in of_pairs]
-        return [*itertools.chain.from_iterable(before), node] if all(before) else []
+        found, left = set[Node](), [node]
+        while left:
+            one = left.pop()
+            if one in found:
+                continue
+            if not isinstance(self.steps[one], Each) or not self._is_of_pairs(self.steps[one]):
+                return []
+            found.add(one)
+            left += [n for n in self.values.data_of(one) if self._is_of_pairs(self.steps[n])]
+            left += self.steps.keys() & one.users.keys()
+        return [one for one in self.values.nodes if one in found]
 
     def _is_of_pairs(self, step: Step) -> bool:
         return not isinstance(step.roles, list) and set(tokens(step.roles)) == {"Q", "K"}

@@ -17,7 +17,7 @@ from posenc_export.reading.flat import flat_graph
 from posenc_export.reading.lengths import Lengths
 from posenc_export.reading.operators import Operators
 from posenc_export.reading.parts import Flat, completed, whole_of
-from posenc_export.reading.properties import MIXES, Properties
+from posenc_export.reading.properties import Properties
 from posenc_export.reading.refused import Refused, naming, refuse
 from posenc_export.reading.script import with_source
 from posenc_export.reading.steps import OverKeys
@@ -167,24 +167,18 @@ def _reading(
 def _checked_calls(short: Capture, found: Sequence[str]) -> Calls:
     """Find the calls of a module. Refused: it mixes tokens or rows."""
     try:
-        calls = _calls(short, True)
+        calls = _calls(short)
     except Refused as error:
-        more = f"; the module {found[0]}" if found else ""
-        if MIXES not in str(error):
-            raise Refused(f"{error}{more}") from error
-        try:
-            calls = _calls(short, False)
-        except Refused:
-            raise Refused(f"{error}{more}") from None
+        raise Refused(f"{error}; the module {found[0]}" if found else str(error)) from error
     if found:
         raise Refused(found[0])
     return calls
 
 
-def _calls(short: Capture, key_last: bool) -> Calls:
-    """Find the steps of a graph. key_last: of two token axes the last runs over keys."""
+def _calls(short: Capture) -> Calls:
+    """Find the steps of a graph."""
     values = Values(short)
-    properties = Properties(values, key_last, short.causal)
+    properties = Properties(values, short.causal)
     lengths = Lengths(values, Operators(values), properties)
     attentions = Attentions(properties, lengths)
     for node in values.nodes:

@@ -27,9 +27,8 @@ from torch.utils import _pytree as pytree
 from posenc_export.ops.recurrence import gated_delta
 from posenc_export.reading.exact import widened
 from posenc_export.reading.joined import Trace
-from posenc_export.reading.values import LAYOUT, LIKE, packet
+from posenc_export.reading.values import LAYOUT, aten, depending, packet
 
-aten = torch.ops.aten
 LIBRARY = "posenc_recurrence"
 library.define(
     f"{LIBRARY}::run",
@@ -116,7 +115,9 @@ class Cut:
         self.graph = trace.graph
         self.rows, self.length = inputs[0].shape[:2]
         self.values = self._values(trace, inputs)
-        self.data, self.output = self._data(), next(iter(reversed(self.graph.nodes)))
+        placeholders = (n for n in self.graph.nodes if n.op == "placeholder")
+        self.data = depending(self.graph, (n for n in placeholders if self._has_tokens(n)))
+        self.output = next(iter(reversed(self.graph.nodes)))
         self.forms, self.found = forms, list[Form]()
         for group in self._groups():
             self._replace(group)
@@ -134,17 +135,6 @@ class Cut:
                 args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
                 values[node] = node.target(*args, **kwargs)
         return values
-
-    def _data(self) -> Set[Node]:
-        """Return the nodes that depend on tokens."""
-        found: Set[Node] = set()
-        for node in self.graph.nodes:
-            value: Any = self.values.get(node)
-            own = node.op == "placeholder" and self.length in value.shape
-            reads = node.op == "call_function" and packet(node) not in LIKE
-            if own or reads and found & set(node.all_input_nodes):
-                found.add(node)
-        return found
 
     def _has_tokens(self, node: Node) -> bool:
         """Return whether a value has an axis of tokens, or one of rows and tokens."""

@@ -6,8 +6,10 @@ from typing import Any, NamedTuple, Optional, Tuple, Union
 from torch import Tensor
 from torch.fx import Node
 
-from posenc_export.reading.axes import Roles
+from posenc_export.reading.axes import Roles, factors, kinds
+from posenc_export.reading.values import aten
 
+TRIANGLES = (aten.tril.default, aten.triu.default)
 Sinks = Union[None, Node, Tensor]
 Reads = Tuple[Optional[Roles], ...]  # roles of each input, None for weights and sizes
 
@@ -86,6 +88,17 @@ class Cut(Step):
 
     lower: bool
     shift: int
+
+    @classmethod
+    def of(cls, node: Node, roles: Roles) -> "Optional[Cut]":
+        """Return the step of a node whose value has these roles, None for other operators."""
+        shift: Any = node.args[1] if node.target in TRIANGLES and len(node.args) > 1 else 0
+        pairs, has_right = kinds(roles[-2:]), any(factor.right for factor in factors(roles))
+        if node.target not in TRIANGLES or has_right or type(shift) is not int:
+            return None
+        if len(pairs) != 2 or set(pairs) != {"Q", "K"}:
+            return None
+        return cls(roles, node.target is aten.tril.default, shift)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A captured graph with the values of one run, which show what its operators do."""
 
-from typing import Any, Dict, List, Optional, Sequence, Set
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
 
 import sympy
 import torch
@@ -31,6 +31,7 @@ LIKE = {
     aten.ones_like, aten.zeros_like, aten.full_like, aten.empty_like, aten.new_zeros,
     aten.new_ones, aten.new_full, aten.new_empty,
 }  # fmt: skip
+SHAPE_ALONE = LIKE | {aten.sym_size, aten.sym_numel}  # operators that read no numbers of a tensor
 
 
 def zero_scores(shape: List[Any]) -> Tensor:
@@ -44,6 +45,16 @@ SHAPED[zero_scores] = 0
 def packet(node: Node) -> Any:
     """Return the operator of a node, whatever its overload."""
     return getattr(node.target, "overloadpacket", node.target)
+
+
+def depending(graph: torch.fx.Graph, on: Iterable[Node]) -> Set[Node]:
+    """Return the nodes whose numbers depend on those of some inputs of a graph, and these."""
+    found = set(on)
+    for node in graph.nodes:
+        reads = node.op == "call_function" and packet(node) not in SHAPE_ALONE
+        if reads and not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def inputs_of(node: Node) -> List[Node]:

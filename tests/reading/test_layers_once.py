@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from posenc_export.reading.axes import same
 from posenc_export.reading.capture import capture
 from posenc_export.reading.full_length import _without_numbers
-from posenc_export.reading.graphs import of_length_alone
 from posenc_export.reading.layers_once import LayersOnce
+from posenc_export.reading.values import depending
 from posenc_export.reading.whole import OneTensor
 from tests.reading.own_modules import (
     POSITIONS,
@@ -70,8 +70,9 @@ def test_a_trace_of_one_layer_of_each_kind_is_that_of_all(
     each = capture(module, IDS, POSITIONS)
     assert len(once.copies) and not len(each.copies)
     calls = ([n for n in one.graph.nodes if n.op == "call_function"] for one in (once, each))
-    kept = [of_length_alone(one.graph, one.input) for one in (once, each)]  # once for all layers
-    targets = [[n.target for n in own if n not in k] for own, k in zip(calls, kept, strict=True)]
+    # What depends on the length alone is computed once for all layers.
+    data = depending(once.graph, [once.input]) | depending(each.graph, [each.input])
+    targets = [[n.target for n in own if n in data] for own in calls]
     assert targets[0] == targets[1]
     assert set(once.names.values()) == set(each.names.values())
     assert torch.equal(once.traced(IDS), each.traced(IDS))
