@@ -53,6 +53,11 @@ from posenc_export.reading.steps import (
 from posenc_export.reading.values import LAYOUT, inputs_of, packet
 
 TO_SLOTS = "tokens"  # name of a cache that is neither keys nor values
+WHOLE = 2**24  # whole numbers up to it are numbers of float32, as states are
+TOO_LARGE = (
+    f"and a state holds them, or their sum or product over all positions, up to {WHOLE:,}; compute"
+    " smaller ones, such as remainders"
+)
 
 
 class Cache(NamedTuple):
@@ -125,6 +130,7 @@ class Calls(torch.nn.Module):
         # What a query without keys gives may be NaN, whose products with weights of 0 are NaN.
         reduces = (OverKeys, Cut)
         self.clears_padding = any(isinstance(self.steps[node], reduces) for node in self.order)
+        self._check_whole_numbers()
         self._hold_weights()
         parts = (self.steps[node] for node in self.order)
         found = {(s.begin, s.heads, s.size) for s in parts if isinstance(s, OfMemory)}
@@ -191,6 +197,19 @@ class Calls(torch.nn.Module):
             if sum(isinstance(k, int) and k > 1 for k in kinds(self.steps[other].roles)) == 2
         ]
         return in_two[0] if in_two else small[-1]
+
+    def _check_whole_numbers(self) -> None:
+        """Refuse whole numbers that are kept, or added up, in float32, if it may not hold them."""
+        times = {"sum": self.values.max_positions, "product": WHOLE}  # of the largest number
+        kept = [cached.node for cached in self.kept]
+        kept += [held.root for held in self.states if isinstance(held, Tail)]
+        running = [step for step in map(self.steps.get, self.order) if isinstance(step, Running)]
+        totals = [(step.source, times.get(step.kind, 1)) for step in running]
+        for node, count in [*((node, 1) for node in kept), *totals]:
+            x = self.values.of[node]
+            largest = 0 if x.is_floating_point() else int(x.to(torch.int64).abs().max())
+            if largest * count > WHOLE:
+                refuse(node, f"gives whole numbers up to {largest:,}, {TOO_LARGE}")
 
     def _hold_weights(self) -> None:
         """Register the constants of the graph, and what is computed from them alone."""

@@ -309,6 +309,24 @@ SELDOM: Dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+class Counted(Words):
+    """Further rows of the table by whole numbers of the tokens so far."""
+
+    def __init__(self, of: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.of = of
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.embed(ids) + self.embed(self.of(ids) % WORDS))
+
+
+WHOLE_NUMBERS: Dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda ids: (ids * 99_991).cumsum(1),
+    "product": lambda ids: (ids * 99_991).cumprod(1),
+    "window": lambda ids: F.pad(ids * 99_991 * WORDS, (1, 0))[:, :-1] // 7,
+}
+
+
 class Case(NamedTuple):
     """words: all that the line must hold."""
 

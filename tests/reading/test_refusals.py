@@ -16,8 +16,10 @@ from tests.reading.refused_modules import (
     BY_TRACE,
     MOST,
     SELDOM,
+    WHOLE_NUMBERS,
     WIDTH,
     WORDS,
+    Counted,
     LateLeak,
     OtherTableWhenLong,
     Placed,
@@ -55,7 +57,8 @@ def test_a_module_that_cannot_be_read_is_refused_with_its_line(name: str) -> Non
 
 
 def test_the_page_of_refusals_has_these_messages_and_no_others() -> None:
-    known = [row for row in rows(PAGE[:BEHIND]) if "mixes" not in row]  # tests/test_refusals_page
+    later = ("mixes", "whole\\ numbers")  # tests/test_refusals_page, and below
+    known = [row for row in rows(PAGE[:BEHIND]) if not any(words in row for words in later)]
     found = {name: [row for row in known if re.search(row, message(name))] for name in ALL}
     assert [name for name, of_page in found.items() if not of_page] == []
     assert {row for of_page in found.values() for row in of_page} == set(known)
@@ -70,6 +73,13 @@ def test_angles_of_a_base_that_grows_with_the_length_are_refused_with_their_line
 def test_what_mixes_tokens_that_the_example_lacks_is_refused(operator: str) -> None:
     with pytest.raises(Refused, match=f"{operator} {MIXES} .*refused_modules.py:.*large"):
         read_module(Seldom(SELDOM[operator]), ids(), MOST)
+
+
+@pytest.mark.parametrize("name", WHOLE_NUMBERS)
+def test_whole_numbers_that_no_state_holds_are_refused_in_the_words_of_the_page(name: str) -> None:
+    (words,) = (row for row in rows(PAGE) if "whole\\ numbers" in row)
+    with pytest.raises(Refused, match=f"{words} .*refused_modules.py:.*99_991"):
+        read_module(Counted(WHOLE_NUMBERS[name]), ids(), MOST)
 
 
 def test_nothing_is_found_in_a_causal_module() -> None:
