@@ -91,10 +91,10 @@ def running_total(
 
     Args:
         state: [B,1,2,C], the total before the call, and 1 where tokens have passed; zeros at first.
-        kind: "sum", "product" or "logsumexp".
+        kind: "sum", "product", "logsumexp" or "max".
         most: largest number of tokens.
     """
-    empty = {"sum": 0.0, "product": 1.0, "logsumexp": -1e30}[kind]
+    empty = {"sum": 0.0, "product": 1.0, "logsumexp": -1e30, "max": float("-inf")}[kind]
     nothing = x.new_full((), empty)
     before, passed = state[:, 0, :1], state[:, 0, 1:]
     new = torch.where(valid.unsqueeze(2), x, nothing)
@@ -107,6 +107,8 @@ def running_total(
             earlier = earlier[:, : y.shape[1]]
             if kind == "product":
                 y = y * earlier
+            elif kind == "max":
+                y = torch.maximum(y, earlier)
             else:
                 larger, smaller = torch.maximum(y, earlier), torch.minimum(y, earlier)
                 y = larger + (smaller - larger).exp().log1p()

@@ -14,7 +14,7 @@ from posenc_export.ops.scores import SUFFIX_SUM
 from posenc_export.reading.complex_numbers import is_complex, real_numbers
 from posenc_export.reading.refused import Refused, operator_of, refuse, without_wrapper
 from posenc_export.reading.tracing import added_products, attention, quiet
-from posenc_export.reading.values import aten, depending, packet
+from posenc_export.reading.values import aten, depending, packet, running_max
 from posenc_export.reading.whole import held_by
 from posenc_export.reading.writes import without_writes
 
@@ -25,6 +25,7 @@ CHOOSES = (
 )
 WITHOUT_TOKENS = "leaves no axis of tokens, and not the last token"
 TURNS = {aten.permute.default, aten.transpose.int, aten.t.default, aten.numpy_T.default}
+LARGEST = {aten.max.dim: aten.amax.default, aten.cummax.default: running_max}
 _SAME = {
     aten.alias.default,
     aten.contiguous.default,
@@ -270,7 +271,7 @@ def _reshaped(graph: Graph) -> None:
 
 
 def _simplified(graph: Graph) -> None:
-    """Remove what changes no value, name a maximum without indices amax, the product with a
+    """Remove what changes no value, name maxima without indices as LARGEST does, the product with a
     transposed weight linear, axes of one entry that are repeated expand, and running sums from the
     end suffix_sum.
     """
@@ -298,9 +299,9 @@ def _simplified(graph: Graph) -> None:
         elif node.target in _SAME or _whole_slice(node) or keeps_dtype(node):
             node.replace_all_uses_with(_first(node))
             graph.erase_node(node)
-        elif node.target is aten.max.dim and all(user.args[1] == 0 for user in node.users):
+        elif node.target in LARGEST and all(user.args[1] == 0 for user in node.users):
             for user in list(node.users):
-                user.target = aten.amax.default
+                user.target = LARGEST[node.target]
                 user.args = (node.args[0], [node.args[1]], *node.args[2:])
             graph.erase_node(node)
     graph.eliminate_dead_code()

@@ -54,13 +54,14 @@ from posenc_export.reading.steps import (
     Step,
     Window,
 )
-from posenc_export.reading.values import Values, aten, inputs_of
+from posenc_export.reading.values import Values, aten, inputs_of, running_max
 from posenc_export.reading.windows import FAILED, reach_of
 
 RUNNING = {
     aten.cumsum.default: "sum",
     aten.cumprod.default: "product",
     aten.logcumsumexp.default: "logsumexp",
+    running_max: "max",
 }
 MOST_EXTRA = 64  # entries beside tokens on one axis
 SIZES = ((3, 20), (2, 7), (5, 11), (7, 30))  # rows and tokens for which sizes are compared
@@ -460,7 +461,7 @@ class Properties:
         source: Any = node.args[0]
         own = self.steps[source].roles
         along: Any = node.args[1]
-        axis = along % len(own)
+        axis = (along[0] if isinstance(along, list) else along) % len(own)
         if own[axis] != (Factor("Q"),) or tokens(own) != ["Q"]:
             return None
         return Running(own, source, RUNNING[node.target])

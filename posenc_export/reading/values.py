@@ -42,6 +42,11 @@ def zero_scores(shape: List[Any]) -> Tensor:
 SHAPED[zero_scores] = 0
 
 
+def running_max(x: Tensor, axes: List[int]) -> Tensor:
+    """Return the largest of each entry and those before it along one axis: cummax as one value."""
+    return x.cummax(axes[0]).values
+
+
 def packet(node: Node) -> Any:
     """Return the operator of a node, whatever its overload."""
     return getattr(node.target, "overloadpacket", node.target)

@@ -52,6 +52,16 @@ class MeanByCumsum(nn.Module):
         return self.out(x.cumsum(dim=1) / count)
 
 
+@layer("largest-of-earlier")
+class LargestOfEarlier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x.cummax(dim=1).values)
+
+
 @layer("linear-masked")
 class LinearMasked(Attention):
     """Products of positive features, masked by 0."""
