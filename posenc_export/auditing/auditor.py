@@ -63,8 +63,8 @@ def audit(
     can express.
 
     Args:
-        graph: ONNX file of a decoder, an encoder or a block; a program of torch.export (.pt2) or
-            TorchScript (.pt); or the folder that an exporter wrote.
+        graph: ONNX file of a decoder, an encoder or a block; a program of torch.export (.pt2); or
+            the folder that an exporter wrote.
         reference: checkpoint folder or GGUF file; a module, or a function of token ids or hidden
             states.
         inputs: what inputs mean whose names say nothing: a file, or its content (inputs.Given).
@@ -128,7 +128,6 @@ class Auditor:
         axis = self.interface.tokens.axes[-1]
         reads = (32 if ids else 0, axis if isinstance(axis, int) and not ids else 0)
         self.reference = open_reference(reference, hidden, *reads)
-        self.interface = self.interface.sized(self.reference.facts.heads)
         first, width = self.reference.facts.width, (None, *self.interface.output.axes)[-1]
         tokens = (self.interface.batch or 1) * max(self.interface.length, LENGTH)
         if tokens * first > LARGEST:

@@ -27,7 +27,6 @@ class Facts:
     # Tokens from which on the numbers of a token depend on how many follow it, so that only whole
     # sequences are compared; 0 for none.
     whole: int = 0
-    heads: Tuple[int, int] = (0, 0)  # number and size of the heads of a cache, zeros if unknown
     starts: bool = True  # whether sequences can begin at other positions than 0
     # Whether layers add biases by distance, whose rounding depends on where a sequence begins
     biased: bool = False

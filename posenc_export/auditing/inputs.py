@@ -67,7 +67,6 @@ class Cache:
 
 
 UNREAD = "unread"
-HEADS = ("heads", "head size")  # sizes of a cache that only the reference knows
 # Meanings, by the name that transformers uses if it has one: what the input holds, and a regular
 # expression of the names that exporters give it.
 MEANINGS = {
@@ -124,13 +123,6 @@ class Interface:
     def capacity(self) -> int:
         """Number of slots of static caches; 0 if they grow or there are none."""
         return min((cache.capacity for cache in self.caches if cache.capacity), default=0)
-
-    def sized(self, heads: Tuple[int, int]) -> "Interface":
-        """Return it with caches of these sizes where only the reference knows them."""
-        known: Dict[Axis, Axis] = dict(zip(HEADS, heads, strict=True))
-        pairs = [(c, tuple(known.get(axis, axis) for axis in c.past.axes)) for c in self.caches]
-        caches = [replace(c, past=replace(c.past, axes=axes)) for c, axes in pairs]
-        return replace(self, caches=tuple(caches))
 
     def of(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> "Interface":
         """Return it with the dtypes of another graph of the same inputs and outputs."""

@@ -57,7 +57,6 @@ class Exact:
     def _facts(self) -> Facts:
         manifest = expected.eager_session(self.read, 8).manifest
         places = manifest.places or Places()
-        caches = [s.axes for s in manifest.states if len(s.axes) == 4]
         # Of chunks, transformers counts positions in the mask, not in position_ids.
         counted = any("//" in rule for rule in places.sees)
         depth, reduction = expected.extent(self.read)
@@ -71,7 +70,6 @@ class Exact:
             tolerance=tolerance("float32", depth, reduction),
             depth=depth,
             whole=self.model.trained,
-            heads=(int(caches[0][1]), int(caches[0][3])) if caches else (0, 0),
             starts=not counted and self._starts(manifest),
             biased="" in places.sees or any(places.biases),
             sees=tuple(places.sees),
@@ -154,7 +152,6 @@ class Called:
             tolerance=rounding,
             depth=depth,
             whole=_size(config, ORIGINAL) if _rotation(config).get("rope_type") in BY_LENGTH else 0,
-            heads=_heads(config),
             starts="position_ids" in self.names[1:],
         )
 
@@ -205,12 +202,6 @@ class Called:
         other = copy.copy(self)
         other.module = other.model = change(self.module)
         return other
-
-
-def _heads(config: Any) -> Tuple[int, int]:
-    heads = _size(config, "num_attention_heads")
-    size = _size(config, "head_dim") or _size(config, "hidden_size") // (heads or 1)
-    return _size(config, "num_key_value_heads") or heads, size
 
 
 def _rotation(config: Any) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ SHOWN = 10  # cells that are printed
 OPTIONS: Table = {
     "graph": option(
         "ONNX file of a decoder, an encoder or a block, of any exporter; a program of torch.export "
-        "(.pt2) or TorchScript (.pt); or the folder that an exporter wrote",
+        "(.pt2); or the folder that an exporter wrote",
         type=Path,
     ),
     "--reference": option(

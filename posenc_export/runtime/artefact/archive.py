@@ -16,7 +16,6 @@ MOST = 1 << 16  # entries; a deep model with experts has about 20,000
 DIRECTORY = 16 << 20
 # Bytes of an entry that is parsed: JSON, which takes up to 20 times as much memory.
 LONGEST = 32 << 20
-UNPACKED = 256 << 20  # bytes of all entries of an archive that are compressed
 HEADER = 30  # bytes before an entry, without its name
 
 # What zipfile raises for an archive that is damaged or encrypted.
@@ -40,16 +39,11 @@ def read_entries(content: bytes) -> Dict[str, bytes]:
         return {info.filename: archive.read(info) for info in archive.infolist()}
 
 
-def read_checked(
-    stream: BinaryIO, is_tensor: Callable[[str], bool], compressed: bool = False
-) -> Dict[str, bytes]:
+def read_checked(stream: BinaryIO, is_tensor: Callable[[str], bool]) -> Dict[str, bytes]:
     """Read the entries of a zip archive by name. Raise ValueError as `check_archive`, and for one
     that is damaged, or that has more than LONGEST bytes and no name of a tensor.
-
-    Args:
-        compressed: whether other entries than tensors may be, up to UNPACKED bytes in all.
     """
-    with _opened(stream, is_tensor if compressed else None) as archive:
+    with _opened(stream) as archive:
         for info in archive.infolist():
             holds = info.file_size <= LONGEST or is_tensor(info.filename)
             expect(holds, f"{info.filename[:80]!r} with at most {LONGEST} bytes", info.file_size)
@@ -57,15 +51,13 @@ def read_checked(
 
 
 @contextmanager
-def _opened(
-    stream: BinaryIO, stored: Optional[Callable[[str], bool]] = None
-) -> Iterator[zipfile.ZipFile]:
+def _opened(stream: BinaryIO) -> Iterator[zipfile.ZipFile]:
     bounded = _Bounded(stream)
     try:
         # A reader needs only the methods of _Bounded.
         with zipfile.ZipFile(bounded) as archive:
             bounded.most = None
-            _check(archive.infolist(), stream.seek(0, os.SEEK_END), stored)
+            _check(archive.infolist(), stream.seek(0, os.SEEK_END))
             yield archive
     except DAMAGE as error:
         raise ValueError(f"expected a zip archive, got an error ({brief(error)})") from None
@@ -85,26 +77,19 @@ class _Bounded:
         return self._read(size)
 
 
-def _check(
-    infos: List[zipfile.ZipInfo], size: int, stored: Optional[Callable[[str], bool]]
-) -> None:
-    """stored: whether the entry of a name must be uncompressed; None if all must."""
+def _check(infos: List[zipfile.ZipInfo], size: int) -> None:
     expect(len(infos) <= MOST, f"at most {MOST} entries", len(infos))
-    names, unpacked, total = set(), 0, 0
+    names, total = set(), 0
     for info in infos:
         name, offset = repr(info.filename[:80]), info.header_offset
         expect(info.filename not in names, "unique names of entries", f"{name} twice")
         names.add(info.filename)
-        if info.compress_type == zipfile.ZIP_DEFLATED and stored and not stored(info.filename):
-            unpacked += info.file_size
-            continue
         plain = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
         got = f"{name} with {info.compress_size} bytes for {info.file_size}"
         expect(plain, "entries that are stored without compression", got)
         inside = 0 <= offset <= size - HEADER - info.file_size
         expect(inside, "entries inside the file", f"{name} at byte {offset} of {size}")
         total += info.file_size
-    expect(unpacked <= UNPACKED, f"at most {UNPACKED} bytes of packed entries", unpacked)
     rule = f"entries that are together at most as large as the file of {size} bytes"
     expect(total <= size, rule, f"{total} bytes")
 
