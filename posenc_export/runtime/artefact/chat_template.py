@@ -14,8 +14,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-import msgspec
-
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.tokenizer import Codec, codec
@@ -103,13 +101,6 @@ class Renderer:
 RENDERER = Renderer()
 atexit.register(RENDERER.close)
 os.register_at_fork(after_in_child=RENDERER.forget)
-
-
-class NamedTemplate(msgspec.Struct):
-    """A template in transformers' format of several templates."""
-
-    name: str
-    template: str
 
 
 class ChatCodec:
@@ -263,14 +254,16 @@ def has_template(folder: Path, manifest: Manifest) -> bool:
 
 
 def _template(stored: Any) -> Optional[str]:
-    """Return the template under chat_template of tokenizer_config.json, or None."""
+    """Return the template under chat_template of tokenizer_config.json, or None. transformers also
+    writes several templates there, each {"name", "template"}.
+    """
     remedy = f"save one as {TEMPLATE}"
-    kind = Union[str, List[NamedTemplate], None]
+    kind = Union[str, List[Dict[str, str]], None]
     templates = typed("chat", f"chat_template of {SETTINGS}", stored, kind, remedy)
     if not isinstance(templates, list):
         return templates
-    named = {entry.name: entry.template for entry in templates}
-    if "default" not in named:
+    named = {entry.get("name"): entry.get("template") for entry in templates}
+    if not named.get("default"):
         rule = f"{SETTINGS} with a chat template or one with the name default"
         raise refusal("chat", rule, f"{len(templates)} others", remedy)
     return named["default"]

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 from posenc_export.runtime.artefact import archive, pt2_archive, rules
 from posenc_export.runtime.artefact.files import utf8
-from posenc_export.runtime.artefact.manifest import Manifest, Value
+from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.runtime.session.caches import BoundRun, Feeds, RunMemory
 from posenc_export.shared.foreign import FOREIGN
@@ -31,20 +31,24 @@ class TorchGraph:
 
     def __init__(self, module: Any, manifest: Manifest) -> None:
         self.module, self.manifest = module, manifest
-        self._positions_first = manifest.stores_positions
-        self._replaced = [index for index, state in enumerate(manifest.states) if state.replaced]
 
     def bind(self, feeds: Feeds, states: RunMemory, outputs: Feeds, once: bool = False) -> BoundRun:
         import torch
 
-        arguments = self._arguments(feeds, states)  # share the memory of feeds and buffers
+        # Arguments share the memory of feeds and buffers.
+        given, encoder = (
+            [torch.from_numpy(feeds[value.name]) for value in values]
+            for values in (self.manifest.inputs, self.manifest.encoder)
+        )
+        past = [torch.from_numpy(m.past.array[m.first : m.first + m.before[0]]) for m in states]
+        single = self.manifest.stores_positions  # number of states before the list
+        arguments = [*given, *past[:single], [*past[single:], *encoder]]
         # Encoders have no states, and return further outputs in their place.
         module, names = self.module, [value.name for value in self.manifest.outputs]
         copied = [(names.index(name), array) for name, array in outputs.items()]
-        for index in self._replaced:  # to the buffers that the next call reads
-            state = states[index]
-            rows = state.present.array[state.first : state.first + state.after[0]]
-            copied.append((1 + index - self._positions_first, rows))
+        for index, m in enumerate(states, 1 - single):  # to the buffers that the next call reads
+            if m.state.replaced:
+                copied.append((index, m.present.array[m.first : m.first + m.after[0]]))
 
         def run() -> None:
             with torch.inference_mode():
@@ -54,17 +58,6 @@ class TorchGraph:
                 array[...] = results[index].numpy()
 
         return run
-
-    def _arguments(self, feeds: Feeds, states: RunMemory) -> List[Any]:
-        import torch
-
-        def tensors(values: Sequence[Value]) -> List[Any]:
-            return [torch.from_numpy(feeds[value.name]) for value in values]
-
-        past = [torch.from_numpy(m.past.array[m.first : m.first + m.before[0]]) for m in states]
-        single = self._positions_first  # number of states before the list
-        rest = [*past[single:], *tensors(self.manifest.encoder)]
-        return [*tensors(self.manifest.inputs), *past[:single], rest]
 
 
 def limited(run: Callable[..., Any], threads: int) -> Callable[..., Any]:

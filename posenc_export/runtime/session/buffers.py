@@ -132,15 +132,16 @@ class Buffer:
             self.write(index, self.fill)
 
     def release(self, row: int, begin: int) -> None:
-        """Give the memory of slots of a row from `begin` on back to the system; in reserved buffers
-        only.
+        """Give whole pages of slots of a row from `begin` on, whose content becomes zeros, back to
+        the system; in reserved buffers only.
         """
         assert self.mapping is not None
-        slots = self.shape[self.axis] - begin
-        address, pitch, width, height = self._pieces(row, slots, begin)
-        for piece in range(height):
-            first = address - self.address + piece * pitch
-            release(self.mapping, first, first + width)
+        address, pitch, width, height = self._pieces(row, self.shape[self.axis] - begin, begin)
+        page = mmap.PAGESIZE
+        for piece in range(address - self.address, address - self.address + height * pitch, pitch):
+            first, last = -(-piece // page) * page, (piece + width) // page * page
+            if first < last:
+                self.mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def _pieces(self, row: int, slots: int, begin: int) -> Tuple[int, ...]:
         """Return address of the first piece of some slots of a row, bytes between pieces, bytes and
@@ -169,13 +170,6 @@ def reserved_memory(shape: Sequence[int], dtype: np.dtype) -> Tuple[np.ndarray, 
     except OSError:  # a system without large pages
         pass
     return np.frombuffer(memory, dtype).reshape(shape), memory
-
-
-def release(memory: mmap.mmap, begin: int, end: int) -> None:
-    """Give the whole pages between two bytes back to the system: their content becomes zeros."""
-    first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-    if first < last:
-        memory.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 def copy(

@@ -34,16 +34,15 @@ def open_rows(rows: Rows, prompt: Prompt) -> Rows:
     first_position, has_tokens = rows.check_start(counts, prompt.start), bool(rows.length.any())
     new = rows if has_tokens else Rows(rows.caches, first_position, rows.reached[1])
     new.check_room(counts)
-    outputs, encoder = rows.encoder, prompt.encoder
-    lacking = manifest.encoder and (not outputs or rows.count != len(counts))
-    if encoder is not None or lacking:
-        if has_tokens and encoder is not None:
+    if has_tokens:
+        if prompt.encoder is not None:
             got = f"it with {rows.length.tolist()} tokens cached"
             raise expected("encoder only with the first tokens of a row", got, "reset first")
-        outputs = arguments.encoder_outputs(manifest, prompt)
-    if has_tokens:
         return rows
-    new.encoder = outputs
+    new.encoder = rows.encoder
+    lacking = manifest.encoder and (not rows.encoder or rows.count != len(counts))
+    if prompt.encoder is not None or lacking:
+        new.encoder = arguments.encoder_outputs(manifest, prompt)
     return new.begin(prompt.chunk)
 
 
