@@ -32,7 +32,7 @@ def open_rows(rows: Rows, prompt: Prompt) -> Rows:
     if not manifest.states:  # a model without caches reads whole rows
         rows = Rows(rows.caches)
     first_position, has_tokens = rows.check_start(counts, prompt.start), bool(rows.length.any())
-    new = rows if has_tokens else Rows(rows.caches, first_position, rows.reached[1])
+    new = rows if has_tokens else Rows(rows.caches, first_position, (0, rows.reached[1]))
     new.check_room(counts)
     if has_tokens:
         if prompt.encoder is not None:
@@ -55,7 +55,7 @@ def admit_rows(rows: Rows, prompt: Prompt, prefix: Optional[prefixes.Prefix]) ->
         got = f"rows at {first_position.tolist()}"
         raise expected("one row at position 0 after a prefix", got, "admit rows one by one")
     known = 0 if prefix is None else prefix.length
-    new = Rows(rows.caches, first_position, rows.turn)
+    new = Rows(rows.caches, first_position, (0, rows.turn))
     new.check_room(known + counts)
     outputs = arguments.encoder_outputs(manifest, prompt)
     if rows.encoder and outputs:

@@ -7,6 +7,7 @@ repair. Writes before the length are assigned together with it, as `pending`, an
 Shapes: B rows.
 """
 
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -25,7 +26,6 @@ from posenc_export.runtime.session.caches import GROWS, REPLACED, Caches, Write
 from posenc_export.runtime.session.errors import expected
 from posenc_export.shared.tables import counted
 
-NO_ROWS = np.zeros(0, np.int64)
 # Attributes of Rows that are arrays [B,*].
 OF_EACH_ROW = ("length", "first_position", "first_kept", "occupied")
 States = Sequence[np.ndarray]
@@ -67,50 +67,42 @@ class RowHistory(NamedTuple):
         return last, self.tokens[last - first : target - first]
 
 
+@dataclass(slots=True, eq=False)
 class Rows:
-    """B rows without tokens, whose first ones will have these positions. Other rows are made by
-    `replace`, and methods return the next ones; none runs a graph. Only steps change rows, by an
-    assignment to `reached`.
-
-    Args:
-        caches: the memory of the rows.
-        first_position: position of the first token of each row [B] int64.
-        turn: which of two buffers holds the states that each run writes anew. If it is that of
-            other rows in this memory, the first run of these does not write what the others read.
-
-    Attributes:
-        count: number of rows B.
-        length: number of tokens of each row [B] int64.
-        first_kept: first token of each row [B] int64 that caches of windows hold.
-        occupied: whether a column holds a token of the row [B,columns]; [B,0] for layout "rows".
-        histories: one per row if states are replaced by each call; otherwise none.
-        pending: writes to the memory that these rows need before a graph runs.
-        encoder: encoder outputs of each row by graph input, if the model reads an encoder.
-        reached: number of tokens of every row that steps have read since, and `turn`.
-        bound: graph inputs of steps (1) and of passes of S tokens per row, by their number S.
-        ready: number of tokens per row that these can read before the limits of the rows must be
-            checked again; -1 during a step and after one that failed or was interrupted.
+    """B rows. New ones have no tokens, others are made by `replace`. Methods return the next rows,
+    and none runs a graph. Only steps change rows, by an assignment to `reached`.
     """
 
-    __slots__ = (
-        "caches", "count", "first_position", "first_kept", "histories", "pending",
-        "encoder", "reached", "bound", "ready", "_length", "_occupied",
-    )  # fmt: skip
+    caches: Caches  # the memory of the rows
+    # Position of the first token of each row [B] int64.
+    first_position: np.ndarray = field(default_factory=partial(np.zeros, 0, np.int64))
+    # Number of tokens of every row that steps have read since, and `turn`. If that of new rows is
+    # that of others in this memory, their first run does not write what the others read.
+    reached: Tuple[int, int] = (0, 0)
+    count: int = field(init=False)  # number of rows B
+    # First token of each row [B] int64 that caches of windows hold.
+    first_kept: np.ndarray = field(init=False)
+    # One per row if states are replaced by each call; otherwise none.
+    histories: Tuple[RowHistory, ...] = ()
+    pending: Tuple[Write, ...] = ()  # writes to the memory that must precede a run of the graph
+    # Encoder outputs of each row by graph input, if the model reads an encoder.
+    encoder: Dict[str, np.ndarray] = field(default_factory=dict)
+    # Graph inputs of steps (1) and of passes of S tokens per row, by their number S.
+    bound: Dict[int, Any] = field(default_factory=dict)
+    # Number of tokens per row that these can read before the limits of the rows must be checked
+    # again; -1 during a step and after one that failed or was interrupted.
+    ready: int = 0
+    # `length` and `occupied` without the tokens of steps.
+    _length: np.ndarray = field(init=False)
+    _occupied: np.ndarray = field(init=False)
 
-    def __init__(self, caches: Caches, first_position: np.ndarray = NO_ROWS, turn: int = 0) -> None:
-        none = np.zeros_like(first_position)
-        self.caches, self.count, self.first_position = caches, len(none), first_position.copy()
-        self.first_kept = none
-        self.histories: Tuple[RowHistory, ...] = ()
-        if caches.replaces:
+    def __post_init__(self) -> None:
+        self.first_position = self.first_position.copy()
+        self._length = self.first_kept = np.zeros_like(self.first_position)
+        self.count = len(self._length)
+        self._occupied = np.zeros((self.count, 0), bool)
+        if self.caches.replaces:
             self.histories = (RowHistory(),) * self.count
-        self.pending: Tuple[Write, ...] = ()
-        self.encoder: Dict[str, np.ndarray] = {}
-        self.reached: Tuple[int, int] = (0, turn)
-        self.bound: Dict[int, Any] = {}
-        self.ready = 0
-        # without the tokens of steps
-        self._length, self._occupied = none, np.zeros((len(none), 0), bool)
 
     @property
     def length(self) -> np.ndarray:
