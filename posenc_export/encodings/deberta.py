@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Seen, StateSpec
-from posenc_export.encodings.shared.buckets import counted
+from posenc_export.encodings.shared.buckets import bucket_edges, counted
 from posenc_export.shared.refusal import refusal
 
 TERMS = {"both": 2, "c2p": 1, "p2c": 1}  # number of terms besides content
@@ -68,9 +68,7 @@ class DeBERTa(PositionEncoding):
         return ops.attend(q, seen.keys, seen.values, seen.mask, content, scale)
 
     def edges(self) -> Dict[str, int]:
-        one_side = self.of_distance[self.reach :]
-        border = int(one_side.ne(one_side[-1]).sum())
-        return {"last bucket": border, "largest distance": self.reach}
+        return bucket_edges(self.of_distance, self.reach)
 
     def row_rules(self) -> List[str]:
         behind = f"max(q - k, -{self.reach})"

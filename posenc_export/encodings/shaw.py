@@ -1,5 +1,5 @@
 """Relative position representations (Shaw et al. 2018, Self-Attention with Relative Position
-Representations, 3.2; BERT's relative keys; NEZHA).
+Representations, 3.2; BERT's relative keys).
 """
 
 import math
@@ -10,16 +10,12 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared import sinusoids
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Seen, Table
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Seen
 
 
 class Shaw(PositionEncoding):
     """scores (q_i . (k_j + a[c])) / sqrt(D) and values v_j + b[c], c = clip(j - i, -left, right);
-    a, b shared by heads, trained or sinusoids.
-
-    Sinusoids are those of NEZHA (Wei et al. 2019, Functional Relative Positional Encoding):
-    a[c] = b[c] = [sin(n w_k), cos(n w_k)], interleaved, n = c + left, w_k = 10000^(-2k/D).
+    a, b shared by heads, trained.
 
     Products with a are computed once per query and row of a, then gathered by distance. Attention
     weights are summed by distance before they are multiplied with b. No tensor [S,T,D] is needed.
@@ -33,16 +29,13 @@ class Shaw(PositionEncoding):
         score: "query", as in the paper; "query_key" adds k_j . a[c] (BERT's relative_key_query).
         values: "relative", as in the paper; "plain" for b = 0, as Wav2Vec2-BERT (its left is 64,
             right 8).
-        table: "trained", as in the paper; "sinusoidal", as NEZHA.
 
     Weights:
-        keys, values: a and b, [left+right+1,D], from c = -left on; absent if table is "sinusoidal".
-            If parameter values is "plain", b has no rows.
+        keys, values: a and b, [left+right+1,D], from c = -left on. If parameter values is "plain",
+            b has no rows.
     """
 
     shared = False
-    keys: Optional[Tensor]
-    values: Optional[Tensor]
     least = {"left": 0, "right": 0}
     most = {"left": 1 << 20, "right": 1 << 20}
 
@@ -50,8 +43,7 @@ class Shaw(PositionEncoding):
         """As in PositionEncoding, without states."""
         clipped = ops.distances(seen.positions, seen.key_positions).clamp(-self.left, self.right)
         index = (clipped + self.left).to(torch.int64)  # [B,1,S,T]
-        trained, of_values = self.keys, self.values
-        table = self.waves.rows if trained is None else trained.to(torch.float32)
+        table = self.keys.to(torch.float32)
         rows = (scale * q.to(torch.float32)).transpose(1, 2) @ table.t()
         key_rows: Optional[Tensor] = None
         if self.score == "query_key":
@@ -63,7 +55,7 @@ class Shaw(PositionEncoding):
         by_distance = ops.collect_by_distance(
             weights, seen.positions, seen.key_positions, self.left, self.right
         )
-        relative = by_distance @ (table if of_values is None else of_values.to(torch.float32))
+        relative = by_distance @ self.values.to(torch.float32)
         return y + relative.transpose(1, 2).flatten(2).to(seen.values.dtype)
 
     def edges(self) -> Dict[str, int]:
@@ -79,34 +71,20 @@ class Shaw(PositionEncoding):
         right: int = 16,
         score: Literal["query", "query_key"] = "query",
         values: Literal["relative", "plain"] = "relative",
-        table: Literal["trained", "sinusoidal"] = "trained",
     ) -> None:
         super().__init__()
-        if table == "sinusoidal":
-            remedy = "choose another head size or table=trained"
-            self.check_multiple("head size", geometry.head_size, 2, remedy)
         self.left, self.right, self.score = left, right, score
         self.relative_values, size = values == "relative", geometry.head_size
-        rows, fixed = left + right + 1, table == "sinusoidal"
-        # A trained table leaves one unused row of sinusoids, because torch.export writes no empty
-        # table.
-        places = np.arange(rows if fixed else 1)[:, None]
-        self.waves = Table(sinusoids.rows(places * sinusoids.frequencies(size)))
         self.of_head: Tensor
         self.register_buffer("of_head", geometry.key_head(), persistent=False)
-        for name, count in (("keys", rows), ("values", rows if values == "relative" else 0)):
-            trained = None if fixed else torch.randn(count, size) / math.sqrt(size)
-            self.register_parameter(name, None if trained is None else torch.nn.Parameter(trained))
+        rows = left + right + 1
+        self.keys, self.values = (
+            torch.nn.Parameter(torch.randn(count, size) / math.sqrt(size))
+            for count in (rows, rows if self.relative_values else 0)
+        )
 
 
 class ShawOracle(Oracle, of=Shaw):
-    def __init__(self, encoding: Shaw) -> None:
-        super().__init__(encoding)
-        if "keys" not in self.weights:
-            count, size = encoding.left + encoding.right + 1, encoding.waves.rows.size(1)
-            waves = np.stack([sinusoids.row(n, size) for n in range(count)])
-            self.weights = {"keys": waves, "values": waves}
-
     def row(self, query: int, key: int) -> int:
         e = self.encoding
         return int(min(max(key - query, -e.left), e.right) + e.left)

@@ -15,7 +15,7 @@ class Sinusoidal(PositionEncoding):
     """x * scale + factor [sin((p + offset) w_k), cos((p + offset) w_k)], w_k = base^(-2k/d).
 
     Args:
-        geometry: width d, even unless odd="zero".
+        geometry: width d, even.
         base: ratio of the longest wavelength to 2 pi.
         layout: "interleaved" alternates sin and cos of w_k (the paper), "halves" puts all sines
             before all cosines.
@@ -27,8 +27,6 @@ class Sinusoidal(PositionEncoding):
         angles: "table" reads rows; "computed" computes angles in float64 inside the graph, so that
             max_positions costs no memory.
         factor: factor on the sinusoids; alpha in SpeechT5.
-        odd: for odd widths; "zero" encodes d - 1 entries and leaves the last entry unchanged, as
-            M2M100; "refuse" raises an error.
     """
 
     above = {"base": 1}
@@ -49,17 +47,15 @@ class Sinusoidal(PositionEncoding):
         angles: Literal["table", "computed"] = "table",
         offset: int = 0,
         factor: float = 1.0,
-        odd: Literal["refuse", "zero"] = "refuse",
     ) -> None:
         super().__init__()
-        if odd == "refuse":
-            self.check_multiple("width", geometry.width, 2, "choose another width or odd=zero")
-        half, self.unencoded = divmod(geometry.width, 2)
+        self.check_multiple("width", geometry.width)
         self.base, self.interleaved = float(base), layout == "interleaved"
-        self.steps = half - (divisor == "fairseq")
+        self.pairs = geometry.width // 2
+        self.steps = self.pairs - (divisor == "fairseq")
         self.offset, self.scale, self.factor = offset, float(scale), float(factor)
         self.computed = angles == "computed"
-        self.pairs, frequencies = half, self.base ** (-np.arange(half) / max(self.steps, 1))
+        frequencies = self.angular()
         # Two float32 parts, which together have 48 significant bits.
         high = frequencies.astype(np.float32)
         self.frequencies = Table(np.stack((high, frequencies - high)))
@@ -70,11 +66,14 @@ class Sinusoidal(PositionEncoding):
 
     def formulas(self) -> Mapping[str, Rows]:
         def table(positions: np.ndarray) -> np.ndarray:
-            frequencies = self.base ** (-np.arange(self.pairs) / max(self.steps, 1))
-            rows = sinusoids.rows((positions + self.offset) * frequencies, self.interleaved)
-            return self.factor * np.pad(rows, ((0, 0), (0, self.unencoded)))
+            angles = (positions + self.offset) * self.angular()
+            return self.factor * sinusoids.rows(angles, self.interleaved)
 
         return {"table": table}
+
+    def angular(self) -> np.ndarray:
+        """w_k [d/2] float64."""
+        return np.asarray(self.base ** (-np.arange(self.pairs) / max(self.steps, 1)))
 
     def waves(self, positions: Tensor) -> Tensor:
         """Compute the rows [B,S,E] float32 at positions [B,S] int64."""
@@ -88,9 +87,7 @@ class Sinusoidal(PositionEncoding):
             rows = torch.stack(waves, dim=-1).flatten(-2)
         else:
             rows = torch.cat(waves, dim=-1)
-        if self.factor != 1.0:
-            rows = rows * self.factor
-        return torch.nn.functional.pad(rows, [0, self.unencoded]) if self.unencoded else rows
+        return rows * self.factor if self.factor != 1.0 else rows
 
     def initialise_tokens(self, table: Tensor) -> None:
         # As in the paper: with scale sqrt(d), tokens are as large as the sinusoids.

@@ -64,7 +64,7 @@ def test_a_computed_sinusoid_is_exact_beyond_the_range_of_any_table() -> None:
 # Values outside of the limits and the words that the parameters of an encoding declare.
 OUTSIDE = """
     sinusoidal:offset=-1 learned:offset=-1 sinusoidal:base=1 sinusoidal:angles=guessed
-    sinusoidal:odd=one sinusoidal_2d:first=time sinusoidal_2d:layout=half sinusoidal_2d:rows=-1
+    sinusoidal_2d:first=time sinusoidal_2d:layout=half sinusoidal_2d:rows=-1
     learned_2d:join=product learned_2d:columns=-1 boxes:size=-1
     rope_linear:factor=0 rope_trained:trains=nothing rope_trained:theta=0 rope_yarn:mscale=-1
     rope_yarn:truncate=true
@@ -77,7 +77,7 @@ OUTSIDE = """
     xdrope:alpha=0 layout_bias:buckets=3 layout_bias:box_buckets=2 layout_bias:box_max_distance=9
     layout_bias:added=twice decomposed_2d:rows=-1
     wavlm:buckets=1 wavlm:max_distance=3 shaw:left=-1 infused:base=1
-    shaw:table=random shaw:values=some
+    shaw:values=some
     transformer_xl:clamp=-1 deberta:version=v3 deberta:terms=p2p
     deberta:span=7 cope:positions=1 multiplicative:table=hash floater:step=0 normalized:length=-1
     conditional_conv:kernel=1 complex_order:base=1
@@ -181,16 +181,6 @@ def test_a_bias_of_coordinates_beside_a_bias_of_positions_is_refused() -> None:
     geometry = dataclasses.replace(GEOMETRY, causal=False)
     with pytest.raises(ValueError, match="biases that all read coordinates, got LayoutBias and T5"):
         encodings.build_all([{"name": "layout_bias"}, {"name": "t5"}], geometry)
-
-
-@pytest.mark.parametrize("angles", ["table", "computed"])
-def test_a_sinusoid_of_odd_width_leaves_the_last_entry_unchanged(angles: str) -> None:
-    spec, geometry = {"name": "sinusoidal", "odd": "zero", "angles": angles}, {"width": 7}
-    encoding = encodings.build(spec, dataclasses.replace(GEOMETRY, **geometry))
-    x = torch.randn(1, len(POSITIONS), 7)
-    expected = encoding.oracle().embed_rows(x[0].double().numpy(), POSITIONS)
-    found = encoding.embed(x, torch.tensor([POSITIONS])).numpy()[0]
-    assert entry_errors(found, expected).max() <= BOUND
 
 
 @pytest.mark.parametrize(

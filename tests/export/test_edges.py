@@ -34,7 +34,7 @@ VARIANTS: Dict[str, Dict[str, int]] = {
         "max distance of boxes": 90,
     },
     "wavlm-near": {"last bucket": 14, "max distance": 20},
-    "deberta-v1": {"last bucket": 9, "largest distance": 10},
+    "deberta-v1": {"last bucket": 9, "max distance": 10},
     "inkling-near": {"extent 9": 9},
     "cope-short": {"6 counts": 6},
     "fire": {"threshold 512": 512},
