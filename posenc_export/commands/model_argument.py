@@ -169,19 +169,19 @@ def checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
 
 def _note_unexported(folder: str, model: Any) -> None:
     """Note a task head that the model lacks, and settings of generation that are not applied."""
-    from posenc_export.models import generation_settings
     from posenc_export.models.checkpoint import read_config
     from posenc_export.models.sentence_transformers import opened
     from posenc_export.models.task_heads import left_out
+    from posenc_export.models.text_settings import unapplied
 
     task = left_out(model, read_config(opened(Path(folder), False)[0]))
     if task is not None:
         lost = "whose head is not exported: the artefact gives hidden states only"
         note(f"{folder} is a model for {task}, {lost}")
     if model.decodes:
-        unapplied = generation_settings.unapplied(model.text.files)
-        if unapplied:
-            note(f"generate does not apply {', '.join(unapplied)} of generation_config.json")
+        unused = unapplied(model.text.files)
+        if unused:
+            note(f"generate does not apply {', '.join(unused)} of generation_config.json")
 
 
 def _read(text: str, chosen: Dict[str, Any]) -> Any:

@@ -180,22 +180,6 @@ def read_config(folder: Path) -> Dict[str, Any]:
     return _json(folder / "config.json")
 
 
-def read_ids(
-    files: Mapping[str, bytes], config: Mapping[str, Any], key: str, vocabulary: int
-) -> Tuple[int, ...]:
-    """Return the token ids under a key of generation_config.json, or else of config.json, such as
-    eos_token_id. Ids beyond the vocabulary are dropped. ValueError: the value is not null, an
-    integer of 0 or more, or a list of such integers.
-    """
-    value = object_of(GENERATION, files.get(GENERATION, b"{}")).get(key)
-    value = config.get(key) if value is None else value
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(number) is int and number >= 0 for number in ids):
-        rule = f"{key} to be null, an integer of 0 or more, or a list of these"
-        raise refusal(WHERE, rule, repr(value), f"correct {GENERATION}")
-    return tuple(number for number in ids if number < vocabulary)
-
-
 def object_of(name: str, content: bytes) -> Dict[str, Any]:
     """Return a JSON object of a checkpoint. ValueError: it is none."""
     values: Dict[str, Any] = json_of(WHERE, name, content, AGAIN)

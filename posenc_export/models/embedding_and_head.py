@@ -21,7 +21,7 @@ class Text:
     start_ids: Tuple[int, ...] = ()  # first token ids of a decoder that reads an encoder
     # Further tokenizer files by name (models.checkpoint.TOKENIZER_FILES).
     files: Mapping[str, bytes] = field(default_factory=dict)
-    # What generation_config.json says about generated tokens (models.generation_settings.read).
+    # What generation_config.json says about generated tokens (models.text_settings).
     generation: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -77,14 +77,10 @@ def shared_masks(
     kinds: Sequence[LayerConfig], built: Sequence[PositionEncoding]
 ) -> Tuple[torch.nn.ModuleList, List[int]]:
     """Return the distinct masks of a model, and the index of the mask of each layer."""
-    masks: List[Mask] = []
-    mask_of_layer: List[int] = []
-    index: Dict[Tuple[str, int], int] = {}
+    masks: Dict[Tuple[str, int], Mask] = {}
+    of_layers: List[Tuple[str, int]] = []
     for kind, encoding in zip(kinds, built, strict=True):
         biased = id(encoding) if overrides(encoding, "bias") else 0
-        key = (json.dumps(kind.attention.sees, sort_keys=True), biased)
-        if key not in index:
-            index[key] = len(masks)
-            masks.append(Mask(build("sees", kind.attention.sees), encoding))
-        mask_of_layer.append(index[key])
-    return torch.nn.ModuleList(masks), mask_of_layer
+        of_layers.append((json.dumps(kind.attention.sees, sort_keys=True), biased))
+        masks.setdefault(of_layers[-1], Mask(build("sees", kind.attention.sees), encoding))
+    return torch.nn.ModuleList(masks.values()), [*map(list(masks).index, of_layers)]

@@ -1,21 +1,15 @@
 """Loading of checkpoints as models that can be exported."""
 
 from pathlib import Path
-from typing import Any, Mapping, Optional, Union
+from typing import Optional, Union
 
 import torch
 
-from posenc_export.models import (
-    by_transformers,
-    generation_settings,
-    sentence_transformers,
-    task_heads,
-    tokenizer_settings,
-)
+from posenc_export.models import by_transformers, sentence_transformers, task_heads
 from posenc_export.models.by_transformers import AnyCheckpoint, Published
-from posenc_export.models.checkpoint import TOKENIZER, Checkpoint, read_config, read_ids
-from posenc_export.models.embedding_and_head import Text
+from posenc_export.models.checkpoint import Checkpoint, read_config
 from posenc_export.models.gguf.checkpoint import GGUFCheckpoint, is_gguf
+from posenc_export.models.text_settings import text_of
 from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.refusal import refusal
 
@@ -65,7 +59,7 @@ def from_pretrained(
             rule = "max_positions to be an integer above 0"
             raise refusal("checkpoint", rule, repr(max_positions), "correct it")
         model.choose_factors()
-        model.text = _text(checkpoint.files, values, model.vocabulary, model.decodes, part)
+        model.text = text_of(checkpoint.files, values, model.vocabulary, model.decodes, part)
         if sentences is not None:
             sentence_transformers.attach(model, sentences)
         elif model.causal and head and task_heads.left_out(model, values):
@@ -78,22 +72,3 @@ def from_pretrained(
 def opened(path: Path) -> AnyCheckpoint:
     """Open a folder or a GGUF file."""
     return GGUFCheckpoint(path) if is_gguf(path) else Checkpoint(path, read_config(path))
-
-
-def _text(
-    files: Mapping[str, bytes],
-    values: Mapping[str, Any],
-    vocabulary: int,
-    head: bool,
-    part: Optional[str] = None,
-) -> Text:
-    """Return a checkpoint's tokenizer and, with a head, stop ids, start ids and generation."""
-    tokenizer_settings.check(files)
-    others = {name: content for name, content in files.items() if name != TOKENIZER}
-    tokenizer = files.get(TOKENIZER, b"")
-    if not head:
-        return Text(tokenizer, files=others)
-    stop_ids = read_ids(files, values, "eos_token_id", vocabulary)
-    start_ids = read_ids(files, values, "decoder_start_token_id", vocabulary)
-    generation = generation_settings.read(files, values, vocabulary)
-    return Text(tokenizer, stop_ids, start_ids if part else (), others, generation)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from posenc_export.commands.cli import main
 from posenc_export.export import export
-from posenc_export.models import tokenizer_settings
+from posenc_export.models import text_settings
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact.tokenizer import read_tokenizer
@@ -166,7 +166,7 @@ def test_settings_of_a_tokenizer_that_contradict_its_file_are_refused(
         content = {"normalizer": BERT, "pre_tokenizer": SPACES}
         config = {"tokenizer_class": name, key: value}
         files = {"tokenizer.json": content, "tokenizer_config.json": config}
-        tokenizer_settings.check({name: json.dumps(it).encode() for name, it in files.items()})
+        text_settings.check({name: json.dumps(it).encode() for name, it in files.items()})
 
     check("BertTokenizer", written)
     check("PreTrainedTokenizerFast", not written)  # transformers uses the file as it is
