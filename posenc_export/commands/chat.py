@@ -37,10 +37,10 @@ OPTIONS: Table = {
     "--system": option("text of the system message"),
     **TEMPLATE,
     "--max-tokens": option(
-        "largest number of tokens of a reply (default: as many as the context allows)", type=int
+        "largest number of tokens of a reply (default: as many as the context allows)", least=1
     ),
     "--context": option(
-        "largest number of tokens of the conversation (default: the range of positions)", type=int
+        "largest number of tokens of the conversation (default: the range of positions)", least=1
     ),
     **SAMPLING,
     **SPECULATE,
@@ -50,11 +50,6 @@ OPTIONS: Table = {
 
 def run(options: argparse.Namespace) -> int:
     """Reply until the end of stdin. Returns the exit status 0."""
-    for name in ("max_tokens", "context"):
-        number = getattr(options, name)
-        if number is not None and number < 1:
-            rule, remedy = f"{name} of at least 1", "give a larger number"
-            raise refusal("chat", rule, number, remedy)
     model = loaded(options, options.folder, check_generates)
     given = (options.context, options.speculate, template_values(options))
     chat = model.conversation(options.system, *given)

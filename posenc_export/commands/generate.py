@@ -12,7 +12,6 @@ from posenc_export.commands.options import PROVIDER, SAMPLING, SPECULATE, Table,
 from posenc_export.commands.terminal import print_text
 from posenc_export.runtime.session.generation import Sampling, check_generates, start_token
 from posenc_export.runtime.session.model import MAX_TOKENS, Writer, prompt_ids
-from posenc_export.shared.refusal import refusal
 
 OPTIONS: Table = {
     **model_of("a decoder's artefact"),
@@ -21,7 +20,7 @@ OPTIONS: Table = {
         "folder of the encoder's artefact, for a decoder that reads one", type=Path
     ),
     "--max-tokens": option(
-        "largest number of tokens to add; fewer if the text ends earlier", MAX_TOKENS
+        "largest number of tokens to add; fewer if the text ends earlier", MAX_TOKENS, least=1
     ),
     **SAMPLING,
     **SPECULATE,
@@ -31,9 +30,6 @@ OPTIONS: Table = {
 
 def run(options: argparse.Namespace) -> int:
     """Print the continuation of a prompt. Returns the exit status 0."""
-    if options.max_tokens < 1:
-        got, remedy = options.max_tokens, "give --max-tokens N"
-        raise refusal("generate", "max-tokens of at least 1", got, remedy)
     model = loaded(options, options.folder, check_generates)
     session = model.session()
     prompt = prompt_ids(model.tokenizer, options.prompt)

@@ -4,10 +4,12 @@ import argparse
 import importlib.util
 import os
 import pkgutil
+import re
 import sys
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
 from posenc_export.runtime.graphs.providers import AUTO, HELP
 from posenc_export.shared.foreign import json_of
@@ -29,13 +31,26 @@ class Group(NamedTuple):
     options: Table
 
 
-def option(meaning: str, default: Any = None, **settings: Any) -> Dict[str, Any]:
-    """Return the arguments of add_argument. A default gives the type, and stands in the help."""
+def option(
+    meaning: str, default: Any = None, least: Optional[int] = None, **settings: Any
+) -> Dict[str, Any]:
+    """Return the arguments of add_argument. A default gives the type, and stands in the help; with
+    `least` it is a whole number that is not smaller.
+    """
+    if least is not None:
+        settings["type"] = partial(_whole, least)
     if default is None:
         return {"help": meaning, **settings}
     shown = f"{default:g}" if isinstance(default, float) else default
     meaning = f"{meaning} (default: {shown})"
     return {"help": meaning, "type": type(default), "default": default, **settings}
+
+
+def _whole(least: int, text: str) -> int:
+    if not re.fullmatch("-?[0-9]+", text) or int(text) < least:
+        rule = f"a whole number of at least {least}"
+        raise argparse.ArgumentTypeError(f"expected {rule}, got {text!r}")
+    return int(text)
 
 
 def add_options(parser: "argparse._ActionsContainer", table: Table) -> None:
@@ -69,9 +84,7 @@ def template_values(options: argparse.Namespace) -> Dict[str, Any]:
 
 
 def _threads(text: str) -> Union[int, str]:
-    if text != AUTO and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected {AUTO} or a whole number, got {text!r}")
-    return text if text == AUTO else int(text)
+    return text if text == AUTO else _whole(1, text)
 
 
 # Provider and threads as `load` takes them.

@@ -22,14 +22,14 @@ OPTIONS: Table = {
         metavar="encoding",
     ),
     "-o --output": option("file ending in .png or .svg (default: study.png)", type=Path),
-    "--steps": option("of training, with 16 texts each", 600),
-    "--length": option("bytes of a text in training", 128),
+    "--steps": option("of training, with 16 texts each", 600, least=1),
+    "--length": option("bytes of a text in training", 128, least=8),
     "--text": option(
         "file to train on, whose last twentieth is held out (default: the source code of Python's "
         "standard library)",
         type=Path,
     ),
-    "--seed": option("of weights and of the order of texts", 0),
+    "--seed": option("of weights and of the order of texts", 0, least=0),
 }
 
 
@@ -39,10 +39,6 @@ def run(options: argparse.Namespace) -> int:
     from posenc_export import encodings
     from posenc_export.models.presets import seeded, small
 
-    for name, least in (("steps", 1), ("length", 8), ("seed", 0)):
-        if getattr(options, name) < least:
-            rule, got = f"--{name} to be at least {least}", getattr(options, name)
-            raise refusal("study", rule, got)
     picture = Picture("study", options.output or Path("study.png"))
     lengths = [times * options.length for times in TIMES]
     texts = _texts(options.text, lengths[-1] + PLACES)

@@ -284,11 +284,30 @@ def test_an_unknown_option_is_refused_with_the_nearest_option_of_the_command(
     )
 
 
-def test_a_number_of_threads_that_is_none_is_refused(capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (
+            "serve tiny-rope --threads x",
+            "--threads: expected a whole number of at least 1, got 'x'",
+        ),
+        (
+            "generate tiny-rope --prompt x --max-tokens 0",
+            "--max-tokens: expected a whole number of",
+        ),
+        (
+            "chat tiny-rope --context -1",
+            "--context: expected a whole number of at least 1, got '-1'",
+        ),
+        ("study rope --length 4", "--length: expected a whole number of at least 8, got '4'"),
+    ],
+)
+def test_a_number_that_is_too_small_is_refused_before_anything_is_read(
+    command: str, said: str, capsys: pytest.CaptureFixture
+) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(["serve", "tiny-rope", "--threads", "x"])
-    said = "argument --threads: expected auto or a whole number, got 'x'"
-    assert stopped.value.code == 2 and said in capsys.readouterr().err
+        main(command.split())
+    assert stopped.value.code == 2 and f"argument {said}" in capsys.readouterr().err
 
 
 def test_an_abbreviated_option_is_refused(capsys: pytest.CaptureFixture) -> None:
