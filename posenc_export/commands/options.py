@@ -120,7 +120,7 @@ def check_encoding(text: str) -> None:
     if ENCODINGS in sys.modules:
         return  # it knows those that were registered, too, and parse refuses others
     place = importlib.util.find_spec(ENCODINGS)
-    files = pkgutil.iter_modules(place and place.submodule_search_locations)
+    files = pkgutil.iter_modules(place.submodule_search_locations if place else None)
     built_in = [file.name for file in files if not file.ispkg]
     offered = metadata.entry_points(group=ENCODINGS).names
     check_registered("encoding", [*built_in, *offered], text.partition(":")[0])
