@@ -1,5 +1,7 @@
 """The form of messages about values that do not follow a rule."""
 
+SHOWN = 200  # most characters of a value that a message quotes
+
 
 def expect(holds: bool, rule: str, got: object) -> None:
     """Raise the ValueError `expected rule, got got` unless a rule holds. Callers say where."""
@@ -10,3 +12,9 @@ def expect(holds: bool, rule: str, got: object) -> None:
 def refusal(where: str, rule: str, got: object, remedy: str = "") -> ValueError:
     """Return the ValueError `where: expected rule, got got; remedy`."""
     return ValueError(f"{where}: expected {rule}, got {got}" + (f"; {remedy}" if remedy else ""))
+
+
+def short_repr(value: object) -> str:
+    """Format a caller's value for an error message: one line of at most SHOWN characters."""
+    line = " ".join(repr(value).split())
+    return line if len(line) <= SHOWN else f"{line[: SHOWN - 3]}..."

@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 from typing import Collection, Iterable
 
+from posenc_export.shared.refusal import short_repr
+
 # org/name, as people copy it from the Hugging Face hub, and a file of it in the format GGUF.
 HUB = re.compile(
     r"(?:hf:/+|https:/+huggingface\.co/)?([A-Za-z0-9][\w.-]*)/([A-Za-z0-9][\w.-]*)"
@@ -24,12 +26,10 @@ def suggestion(name: object, names: Iterable[str], otherwise: str = "choose one 
 
 
 def check_name(what: str, name: str, names: Collection[str]) -> None:
-    """Raise ValueError, beginning with `what`, such as "export: expected target", for an unknown
-    name.
-    """
+    """Raise ValueError that begins with `what`, as "export: expected target", for other names."""
     if name not in names:
         near = suggestion(name, names)
-        raise ValueError(f"{what} to be one of {', '.join(names)}, got {name!r}; {near}")
+        raise ValueError(f"{what} to be one of {', '.join(names)}, got {short_repr(name)}; {near}")
 
 
 def download(name: object) -> str:

@@ -11,12 +11,12 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest, Value
 from posenc_export.runtime.session.errors import expected
+from posenc_export.shared.refusal import short_repr
 from posenc_export.shared.tables import counted
 
 Inputs = Union[np.ndarray, Sequence[Any]]  # an array, or a list of rows of different lengths
 Numbers = Union[None, int, Sequence[int], np.ndarray]  # one number, or one per row
 LARGEST = np.iinfo(np.int64).max
-SHOWN = 200  # most characters of an argument that an error message quotes
 MASK = "encoder_attention_mask"
 
 
@@ -134,8 +134,8 @@ def check_rewind(manifest: Manifest, length: List[int], n: Numbers) -> List[int]
     """Return how many tokens `n` takes back from each row, at least from one row; or raise."""
     check_has_cache(manifest, "rewind")
     counts: List[int] = per_row("n of rewind", n, len(length) or 1).tolist()
-    if min(counts) < 0 or any(a > b for a, b in zip(counts, length or [0], strict=True)):
-        raise expected(f"n of rewind to be at least 0 and at most the lengths {length}", counts)
+    if any(a > b for a, b in zip(counts, length or [0], strict=True)):
+        raise expected(f"n of rewind to be at most the lengths {length}", counts)
     return counts
 
 
@@ -247,12 +247,6 @@ def at_least(name: str, value: Any, least: int) -> int:
     return int(value)
 
 
-def short_repr(value: Any) -> str:
-    """Format a caller's value for an error message: one line of at most SHOWN characters."""
-    line = " ".join(repr(value).split())
-    return line if len(line) <= SHOWN else f"{line[: SHOWN - 3]}..."
-
-
 def array_of(name: str, value: Any) -> np.ndarray:
     """Convert an argument to an array. Raise ValueError if its rows differ in length."""
     try:
@@ -269,11 +263,13 @@ def unknown_id(vocabulary: int, x: np.ndarray) -> ValueError:
 
 
 def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
-    """Convert one whole number below 2^63, or one per row, to [B] int64; None is 0."""
+    """Convert one whole number of at least 0, or one per row, to [B] int64; None is 0."""
     array = array_of(name, 0 if numbers is None else numbers)
     whole = array.dtype.kind in "iu" and array.shape in ((), (rows,))
-    if not whole or (array.size and int(array.max()) > LARGEST):
-        rule = f"{name} to be a whole number below 2^63, or one for each of {counted(rows, 'row')}"
+    if not whole or (array.size and not 0 <= int(array.min()) <= int(array.max()) <= LARGEST):
+        rule = (
+            f"{name} to be a whole number 0 .. 2^63 - 1, or one for each of {counted(rows, 'row')}"
+        )
         raise expected(rule, short_repr(numbers))
     return np.full((rows,), array, np.int64)
 
@@ -333,10 +329,8 @@ def _converted(array: np.ndarray, value: Value, first: int) -> np.ndarray:
     ids, of_rows = dtype.kind == "i", "a row of " * first
     kinds = "iu" if ids else ("fiu" if array.ndim == len(axes) else "f") * first
     if array.dtype != dtype and array.dtype.kind not in kinds:
-        remedy = "convert it with astype"
-        if ids and array.dtype.kind == "f":
-            remedy = "pass token ids"
-        elif array.dtype.kind in "iu":
+        remedy = "pass token ids" if ids else "convert it with astype"
+        if array.dtype.kind in "iu":
             remedy = f"this model reads {value.name}, not token ids"
         rule, got = f"{value.name} of dtype {value.dtype}", f"{of_rows}{array.dtype}"
         raise expected(rule, got, remedy)
@@ -345,5 +339,5 @@ def _converted(array: np.ndarray, value: Value, first: int) -> np.ndarray:
         if array.ndim == len(axes) - 1:
             remedy = "pass a list of rows" if first else "add an axis of rows, as in inputs[None]"
         rule = f"{of_rows}{value.name} of shape {list(axes)}"
-        raise expected(rule, list(array.shape), remedy)
+        raise expected(rule, list(array.shape) or f"the number {array}", remedy)
     return array.astype(dtype, copy=False)

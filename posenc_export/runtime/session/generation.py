@@ -40,7 +40,7 @@ def _feed(session: Any, prompt: Optional[Inputs], encoder: Optional[Inputs], row
     """
     if prompt is None:
         prompt = [[start_token(session.manifest)]] * rows
-    counts = np.array([len(row) for row in prompt])
+    counts = arguments.padded_rows(prompt, session.manifest.inputs[0])[1]
     arguments.check_every_row(counts, "row of the prompt")
     return session.prefill(prompt, encoder=encoder, logits_to_keep=1)[:, -1]
 

@@ -142,17 +142,17 @@ class Rows:
         manifest, first_position = self.caches.graph.manifest, self.first_position
         length = self._length + self.reached[0]
         rows = zip(first_position.tolist(), length.tolist(), counts.tolist(), strict=True)
-        ends = list(map(sum, rows))  # Python integers do not overflow
-        for position in (max(ends) - 1, int(first_position.max()), int(first_position.min())):
-            if not 0 <= position < manifest.max_positions:
-                # Rewinding helps if the rows fit without the tokens in the cache.
-                fits = int((first_position + counts).max()) <= manifest.max_positions
-                earlier = " or an earlier start" if first_position.any() else ""
-                shorter = "rewind" if manifest.states and fits else f"give shorter rows{earlier}"
-                counted = manifest.axes and not manifest.coordinate_range
-                grid = ", which bounds the tokens of a row and their coordinates" if counted else ""
-                remedy = f"{shorter}, or export with larger max_positions{grid}"
-                raise expected(f"positions 0 .. {manifest.max_positions - 1}", position, remedy)
+        # Python integers do not overflow.
+        position = max(*map(sum, rows), int(first_position.max()) + 1) - 1
+        if position >= manifest.max_positions:
+            # Rewinding helps if the rows fit without the tokens in the cache.
+            fits = int((first_position + counts).max()) <= manifest.max_positions
+            earlier = " or an earlier start" if first_position.any() else ""
+            shorter = "rewind" if manifest.states and fits else f"give shorter rows{earlier}"
+            counted = manifest.axes and not manifest.coordinate_range
+            grid = ", which bounds the tokens of a row and their coordinates" if counted else ""
+            remedy = f"{shorter}, or export with larger max_positions{grid}"
+            raise expected(f"positions 0 .. {manifest.max_positions - 1}", position, remedy)
         longest, capacity = int((length + counts).max()), self.caches.capacity
         if longest > capacity and manifest.in_place:
             rule = f"at most {capacity} tokens of a row in the cache"
