@@ -10,7 +10,6 @@ named as in parts/__init__.py, encodings as in encodings/__init__.py.
 """
 
 import math
-from numbers import Integral
 from typing import Any, Dict, Optional, Tuple, Union
 
 import msgspec
@@ -29,15 +28,10 @@ def require(holds: bool, rule: str, got: object, remedy: str) -> None:
         raise refusal("config", rule, got, remedy)
 
 
-def check_size(name: str, size: object) -> None:
-    rule = f"{name} to be a whole number of at least 1 and below 2^62"
-    inside = isinstance(size, Integral) and 1 <= size < LARGEST
-    require(inside, rule, repr(size), "choose another size")
-
-
-def check_sizes(config: object, *names: str) -> None:
-    for name in names:
-        check_size(name, getattr(config, name))
+def check_sizes(**sizes: object) -> None:
+    for name, size in sizes.items():
+        rule = f"{name} to be a whole number of at least 1, below 2^62"
+        require(isinstance(size, int) and 1 <= size < LARGEST, rule, repr(size), "choose another")
 
 
 class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -75,7 +69,7 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     mechanism: str = "softmax"
 
     def __post_init__(self) -> None:
-        check_sizes(self, "heads", "kv_heads", "head_size")
+        check_sizes(heads=self.heads, kv_heads=self.kv_heads, head_size=self.head_size)
         for name in ("scale", "softcap"):
             value = getattr(self, name)
             finite = value is None or 0 < value < math.inf
@@ -116,7 +110,7 @@ class BlockConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     encodings: Tuple[Named, ...] = ()
 
     def __post_init__(self) -> None:
-        check_sizes(self, "width", "max_positions")
+        check_sizes(width=self.width, max_positions=self.max_positions)
 
     @property
     def attentions(self) -> Tuple[AttentionConfig, ...]:
@@ -141,7 +135,7 @@ class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     norm: Optional[Named] = None
 
     def __post_init__(self) -> None:
-        check_sizes(self, "vocabulary")
+        check_sizes(vocabulary=self.vocabulary)
 
 
 class LayerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -208,7 +202,7 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     head: Optional[HeadConfig] = None
 
     def __post_init__(self) -> None:
-        check_sizes(self, "width", "max_positions")
+        check_sizes(width=self.width, max_positions=self.max_positions)
         names, order = sorted(self.layers), sorted(set(self.order))
         rule = f"order to name each kind in layers ({', '.join(names) or 'none'}) and no other"
         require(names == order, rule, ", ".join(order) or "none", "correct order")

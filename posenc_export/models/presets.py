@@ -1,6 +1,5 @@
 """Trained byte-level decoders of Python source code, from the package posenc-export-presets."""
 
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Tuple, Type, Union
 
@@ -16,7 +15,7 @@ from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.models.stack import Stack
 from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.preset_folders import INSTALL, preset_folder
-from posenc_export.shared.refusal import refusal
+from posenc_export.shared.refusal import refusal, short_repr
 from posenc_export.shared.suggestion import check_name
 
 Model = Union[AttentionBlock, Stack]
@@ -97,13 +96,12 @@ def seeded(config: AnyConfig, seed: int = 0) -> Model:
             memory.
     """
     if type(config) not in MODELS:
-        remedy = "give that of block_config or decoder_config"
-        raise refusal("model", "the description of a model", f"{config!r:.80}", remedy)
-    if not isinstance(seed, Integral) or not 0 <= seed < 1 << 63:
-        raise refusal("model", "seed to be 0 .. 2^63 - 1", repr(seed))
+        raise refusal("model", "a description, as of decoder_config", short_repr(config))
+    if not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+        raise refusal("model", "seed to be 0 .. 2^63 - 1", short_repr(seed))
     with drawn_from(seed), enough_memory("model"):
         model: Model = MODELS[type(config)](config)
-    model.source = {"seed": int(seed)}
+    model.source = {"seed": seed}
     return model.eval()
 
 

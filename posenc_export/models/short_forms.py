@@ -8,8 +8,9 @@ from msgspec.structs import replace
 from posenc_export.encodings import KNOWN, parse
 from posenc_export.encodings.shared.base import own_hooks
 from posenc_export.models import config
-from posenc_export.models.config import check_size, require
+from posenc_export.models.config import require
 from posenc_export.shared import registry
+from posenc_export.shared.refusal import short_repr
 
 ROPE: Mapping[str, Any] = {"name": "rope"}
 Spec = Union[str, Mapping[str, Any]]
@@ -48,8 +49,7 @@ def block_config(
         ValueError: as the classes in models.config; a width not divisible by heads without
             head_size.
     """
-    check_size("width", width)
-    check_size("heads", heads)
+    config.check_sizes(width=width, heads=heads)
     divisible = bool(head_size) or width % heads == 0
     require(divisible, "width to be divisible by heads", f"{width} and {heads}", "give head_size")
     on_tokens, in_layers = _placed(encoding)
@@ -99,7 +99,9 @@ def decoder_config(
     for name, value, choices in (("norm", norm, NORMS), ("mlp", mlp, tuple(MLPS))):
         rule = f"{name} to be one of {', '.join(choices)}"
         require(value in choices, rule, repr(value), "choose one of these")
-    require(layers >= 1, "layers to be at least 1", layers, "give a number of layers")
+    config.check_sizes(layers=layers, hidden=hidden)
+    rule, remedy = "block to be a description of a block", "give what block_config returns"
+    require(isinstance(block, config.BlockConfig), rule, short_repr(block), remedy)
     norms: Dict[str, Any] = {"name": norm, "epsilon": epsilon}
     attentions = _attentions(block.attention, layer_encodings[:layers])
     units = {**MLPS[mlp], "hidden": hidden, "bias": mlp_bias}
@@ -146,9 +148,9 @@ def _placed(encoding: Spec) -> Tuple[Tuple[Dict[str, Any], ...], Tuple[Dict[str,
     """Return the encodings on tokens and those in layers: the given one at its place."""
     if isinstance(encoding, str):
         encoding = parse(encoding)
-    rule, remedy = "an encoding as a name or a dict", "give several by layer_encodings"
-    require(isinstance(encoding, Mapping), rule, repr(encoding), remedy)
-    registry.parameters("encoding", KNOWN, encoding.get("name", ""))
+    rule, remedy = "an encoding as a name, or a dict with a name", "give several by layer_encodings"
+    require(isinstance(encoding, Mapping) and "name" in encoding, rule, repr(encoding), remedy)
+    registry.parameters("encoding", KNOWN, encoding["name"])
     spec = (dict(encoding),)
     return (spec, ()) if own_hooks(KNOWN[encoding["name"]], "embed", "embed_next") else ((), spec)
 

@@ -1,7 +1,7 @@
 """Configs: conversion to and from JSON, refusals."""
 
 import json
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import pytest
 from msgspec.structs import replace
@@ -203,12 +203,21 @@ def test_unsupported_combinations_in_attention_are_refused_by_name(case: str) ->
 
 
 def test_short_forms_refuse_unknown_parts() -> None:
-    with pytest.raises(ValueError, match="norm to be one of"):
-        decoder_config(8, 1, 8, block("nope"), norm="batch")
-    with pytest.raises(ValueError, match="layers to be at least 1"):
-        decoder_config(8, 0, 8, block("nope"))
-    with pytest.raises(ValueError, match="layer_encodings that act in layers, got sinusoidal"):
-        decoder_config(8, 1, 8, block("nope"), layer_encodings=[VARIANTS["sinusoidal"]])
+    plain, wrong, unnamed = block("nope"), ["sinusoidal"], {"nam": "rope"}
+    text: Any = "rope"
+    calls: Dict[str, Callable[[], Any]] = {
+        "norm to be one of": lambda: decoder_config(8, 1, 8, plain, norm="batch"),
+        "layers to be a whole number of at least 1": lambda: decoder_config(8, 0, 8, plain),
+        "hidden to be a whole number of .*, got -8": lambda: decoder_config(8, 1, -8, plain),
+        "width to be a whole number of .*, got 'rope'": lambda: block_config(text, 4, 8),
+        "block to be a description of a block, got 'ro": lambda: decoder_config(8, 1, 8, text),
+        "a dict with a name, got {'nam'": lambda: block_config(64, 4, 8, encoding=unnamed),
+        "a description, as of decoder_config, got 'rope'": lambda: seeded(text),
+        "got sinus": lambda: decoder_config(8, 1, 8, plain, layer_encodings=wrong),
+    }
+    for message, call in calls.items():
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_a_mixture_of_causal_and_bidirectional_layers_is_refused() -> None:
