@@ -143,10 +143,10 @@ def parse(text: str) -> Dict[str, Any]:
     spec: Dict[str, Any] = {"name": name}
     for item in filter(None, rest.split(",")):
         key, equals, value = item.partition("=")
-        if not equals:
-            rule = "parameters as name=value"
-            raise refusal(f"encoding {name}", rule, repr(item), f"write {name}:{item}=VALUE")
         registry.check_known("encoding", name, key, known)
+        if not equals or key in spec:
+            rule = "parameters as name=value, each once"
+            raise refusal(f"encoding {name}", rule, repr(item), f"write {name}:{key}=VALUE")
         spec[key] = _typed(name, key, value, known[key])
     return spec
 

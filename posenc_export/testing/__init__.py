@@ -50,9 +50,9 @@ def check_encoding(
         VerificationError: an artefact that differs from the module.
     """
     say = progress or _print
-    say(f"{cls.__name__}: comparing with its oracle")
     spec = {"name": NAME, **(parameters or {})}
     with _registered(cls):
+        say(f"{cls.__name__}: comparing with its oracle")
         config = _config(spec, cls, max_positions)
         errors = against_oracle.check(cls, spec, max_positions)
         geometry = geometry_of(max_positions, "causal" in cls.works_in)

@@ -25,6 +25,7 @@ BLOCK = ["export", "block", "--width", "64", "--heads", "4", "--max-positions", 
 BAD = {
     "--encoding ropes --target ort": "expected a known name, got 'ropes'; did you mean rope?",
     "--encoding rope:thata=1 --target ort": "did you mean theta",
+    "--encoding rope:theta=1,theta=2 --target ort": "name=value, each once, got 'theta=2'",
     "--target onx": "did you mean onnx",
     "--target ort --weights int3": "did you mean int8",
     "--target torchscript --weights int4": "got torchscript",

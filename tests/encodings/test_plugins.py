@@ -167,7 +167,7 @@ def test_a_class_that_is_defined_again_replaces_the_earlier_one() -> None:
 @pytest.mark.parametrize(("name", "cls", "message"), [
     ("rope", Gentle, "expected an unused name, got the name of RoPE"),
     ("Gentle", Gentle, "expected a name of lower-case letters, digits and _, got 'Gentle'"),
-    ("gentle:", Gentle, "expected a name of lower-case letters"),
+    (torch.nn.ReLU(), Gentle, r"^register ReLU\(\): expected a name of lower-case letters"),
     ("taken", Gentle, "expected an unused name, got the name of Inherited2"),
     ("mine", int, "expected a subclass of posenc_export.encodings.PositionEncoding, got int"),
     ("mine", "Gentle", "got an object of str"),

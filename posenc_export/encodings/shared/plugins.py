@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple, Type
 
 from posenc_export.encodings.shared.base import PositionEncoding
-from posenc_export.shared.refusal import refusal
+from posenc_export.shared.refusal import refusal, short_repr
 
 GROUP = "posenc_export.encodings"
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
@@ -73,10 +73,10 @@ class Known(Encodings):
 
     def add(self, name: str, cls: Type[PositionEncoding]) -> None:
         """Register an encoding, see `encodings.register`."""
-        where = f"register {name!r}"
+        where = f"register {short_repr(name)}"
         if not isinstance(name, str) or not NAME.match(name):
             rule = "a name of lower-case letters, digits and _"
-            raise refusal(where, rule, repr(name), "choose another name")
+            raise refusal(where, rule, short_repr(name), "choose another name")
         check_class(where, cls)
         points, before = _offered().get(name, ()), self.registered.get(name, cls)
         taken = [f"an entry point of {_package(p)}" for p in points if p.value != _place(cls)]
