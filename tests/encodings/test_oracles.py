@@ -171,7 +171,8 @@ def test_a_parameter_that_is_not_a_number_is_refused_by_name(
     "spec", ["learned", "rope", "rope_dynamic", "sandwich", "sinusoidal", "xpos:scale_base=1e30"]
 )
 def test_tables_that_no_memory_holds_are_refused_with_their_size(spec: str) -> None:
-    geometry = dataclasses.replace(GEOMETRY, max_positions=10**15)  # beyond 47-bit addresses
+    count = 10**13 if spec == "rope" else 10**15  # beyond 47-bit addresses
+    geometry = dataclasses.replace(GEOMETRY, max_positions=count)
     said = r"that fit the memory of this machine, got an allocation of \d+\.\d [TP]iB"
     with pytest.raises(ValueError, match=rf"encoding \w+: expected weights and tables {said}"):
         encodings.build(encodings.parse(spec), geometry)

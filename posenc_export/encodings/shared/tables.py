@@ -89,6 +89,7 @@ def wave_tables(
     if count * len(frequencies) < LARGE:
         angles = np.outer(np.arange(count), frequencies)
         return Table(np.cos(angles) * magnitude), Table(np.sin(angles) * magnitude)
+    np.empty((count, len(frequencies)))  # raises MemoryError at once, before what fits is computed
     starts, places = np.arange(0, count, FINE), np.arange(FINE)
     coarse, fine = (np.outer(positions, frequencies) for positions in (starts, places))
     levels = TwoLevels(
