@@ -32,7 +32,7 @@ from posenc_export.reading.script import with_source
 from posenc_export.runtime.artefact.graph_inputs import HIDDEN, KEYS_AND_VALUES
 from posenc_export.shared.allocation import memory_kept
 from posenc_export.shared.places import seen
-from posenc_export.shared.refusal import refusal
+from posenc_export.shared.refusal import refusal, short_repr
 
 LENGTH, LEAST = 16, 4  # tokens of an example that is drawn; fewest positions
 SEED = 0
@@ -290,14 +290,13 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
     if isinstance(model, KNOWN):
         if how.given:
             rule = "example, max_positions, positions, axes, causal and output for your own module"
-            got = f"them for a {type(model).__name__}"
-            raise refusal("export", rule, got, "leave them out")
+            raise refusal("export", rule, f"them for {type(model).__name__}", "leave them out")
         if not isinstance(model, ReadModule):
             check_dtype(model)
         return model
     if not isinstance(model, torch.nn.Module):
         rule = "a Stack, an AttentionBlock or another torch.nn.Module"
-        raise refusal("export", rule, type(model).__name__, "pass such a module")
+        raise refusal("export", rule, short_repr(model), "pass such an object")
     kind = type(model)
     where, name = f"module {kind.__qualname__}", f"{kind.__module__}.{kind.__qualname__}"
     _check(model, where)
@@ -306,12 +305,12 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
         positions = "beside" if model.axes else None
         how = replace(how, max_positions=most, positions=positions, axes=model.axes)
         how = replace(how, causal=model.causal and not model.readout, memory=model.memory)
-    if how.max_positions is None:
-        remedy = "give max_positions=N for positions 0 .. N-1"
-        raise refusal(where, "the number of positions", "none", remedy)
     if not isinstance(how.max_positions, int) or how.max_positions < LEAST:
         rule = f"max_positions to be a whole number of at least {LEAST}"
-        raise refusal(where, rule, repr(how.max_positions), "give max_positions=N")
+        remedy = "give max_positions=N for positions 0 .. N-1"
+        raise refusal(where, rule, repr(how.max_positions), remedy)
+    if not isinstance(how.causal, bool):
+        raise refusal(where, "causal to be True or False", repr(how.causal))
     plain = copy.deepcopy(model).eval() if any(p.training for p in model.modules()) else model
     example = how.example
     if example is None:

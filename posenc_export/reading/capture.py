@@ -215,7 +215,7 @@ def _one_tensor(
 
 def _path(value: Any, x: Tensor, output: Union[None, int, str]) -> Path:
     """Where the output stands: the first tensor with an axis of tokens, else that of one token."""
-    found = dict(_tensors(value))
+    found = every = dict(_tensors(value))
     if output is not None:
         found = {path: y for path, y in found.items() if path[:1] == (output,)}
         if isinstance(output, int) and isinstance(value, (list, tuple)) and output < 0:
@@ -228,7 +228,8 @@ def _path(value: Any, x: Tensor, output: Union[None, int, str]) -> Path:
     ]
     if tokens or last:
         return (tokens + last)[0]
-    shapes = ", ".join(str(list(y.shape)) for y in found.values()) or f"a {type(value).__name__}"
+    shown = (" ".join(map(str, (*path, list(y.shape)))) for path, y in every.items())
+    shapes = ", ".join(shown) or f"a {type(value).__name__}"
     of = "no output" if output is None else f"no output {output!r}"
     raise Refused(
         f"has {of} with an axis of tokens in the place of its input's {list(x.shape)}, but"

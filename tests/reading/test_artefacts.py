@@ -449,8 +449,9 @@ def test_a_module_around_a_block_is_read_as_it_is() -> None:
 
 REFUSED = {
     "no positions": (lambda: seeded("slopes"), {},
-        "^module Decoder: expected the number of positions, got none; give max_positions=N for "
-        r"positions 0 \.\. N-1$"),
+        r"expected max_positions to be a whole .*, got None; give .* for positions 0 \.\. N-1$"),
+    "causal as text": (lambda: seeded("slopes"), {"max_positions": 40, "causal": "no"},
+        "^module Decoder: expected causal to be True or False, got 'no'"),
     "no example": (lambda: seeded("retention"), {"max_positions": 40},
         r"^module Tagger: expected an example, unless forward begins with the embedding of token "
         r"ids, got none; give example=x, token ids int64 \[B,S\] or hidden states float32 "
@@ -468,12 +469,12 @@ REFUSED = {
         "^export: expected a decoder that reads text, without experts, for a size, got another"),
     "arguments for a block": (lambda: built(block_config(64, 4, 40)), {"max_positions": 40},
         "^export: expected example, max_positions, positions, axes, causal and output for your own "
-        "module, got them for a AttentionBlock; leave them out$"),
+        "module, got them for AttentionBlock; leave them out$"),
     "the call of earlier versions": (lambda: Around(True), {"max_positions": 40},
         r"^module Around: expected forward to take an input alone, got forward\(ids: .*\*where.*; "
         r"write forward\(x\) and call self.block\(x\), as docs/own-model.md shows"),
     "no module": (lambda: 3, {},
-        "expected a Stack, an AttentionBlock or another torch.nn.Module, got int"),
+        "expected a Stack, an AttentionBlock or another torch.nn.Module, got 3; pass"),
 }  # fmt: skip
 
 
