@@ -232,9 +232,8 @@ def opened(graph: Any, seconds: float) -> Tuple[Path, Any]:
     """
     path = Path(graph)
     if not 0 < seconds <= MOST_SECONDS:
-        raise refusal(
-            "audit", f"seconds above 0, at most {MOST_SECONDS}", seconds, "give another limit"
-        )
+        rule = f"seconds above 0, at most {MOST_SECONDS}"
+        raise refusal("audit", rule, seconds, "give another limit")
     if path.is_dir():
         files = [path / name for name in OF_FOLDERS if (path / name).is_file()]
         if not files:
@@ -243,7 +242,7 @@ def opened(graph: Any, seconds: float) -> Tuple[Path, Any]:
         path = files[0]
     if not path.is_file():
         why = "is no file" if path.exists() else "does not exist"
-        raise refusal("audit", "the file of a graph", f"{path}, which {why}", "correct it")
+        raise refusal("audit", "the file of a graph", f"{path}, which {why}", "check the path")
     graph = Confined(path, seconds)
     _check_sizes(graph)
     return path, graph

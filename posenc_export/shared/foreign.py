@@ -24,11 +24,11 @@ FOREIGN: Tuple[Type[Exception], ...] = (
     ValueError,
 )
 PANIC = "PanicException"
-LONGEST = 200  # characters of an error in a message
+LONGEST = 300  # characters of an error in a message
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # an escape in JSON that may be half a character
 
 
-def brief(error: BaseException) -> str:
+def brief(error: object) -> str:
     """Return the text of an error in one line of printable characters, or the name of its class if
     it has none.
     """

@@ -11,6 +11,7 @@ from posenc_export.runtime.artefact import certificate, files, rules, schema
 from posenc_export.runtime.artefact.records import Axis, Calibration, File, Package
 from posenc_export.runtime.artefact.schema import SCHEMA, Manifest, State, Value
 from posenc_export.shared import preset_folders
+from posenc_export.shared.foreign import brief
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import download, suggestion
 
@@ -67,7 +68,7 @@ def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
     version, interface = content.get("schema"), content.get("interface", 0)
     if version != SCHEMA:
         remedy = REMEDY if version is None else "export again with this version"
-        raise refusal(where, f"schema {SCHEMA}", _short(version or "none"), remedy)
+        raise refusal(where, f"schema {SCHEMA}", brief(version or "none"), remedy)
     if isinstance(interface, int) and interface > schema.INTERFACE:
         rule = f"inputs and outputs of graph interface {schema.INTERFACE} or below"
         remedy = "install the version of posenc-export that wrote it, or export again with this one"
@@ -80,12 +81,12 @@ def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
         rules.check(manifest)
     except msgspec.ValidationError as error:
         rule = f"the fields of schema {SCHEMA} in {FILE_NAME}"
-        raise refusal(where, rule, f"another: {_short(error)}", REMEDY) from None
+        raise refusal(where, rule, f"another: {brief(error)}", REMEDY) from None
     except ValueError as error:
-        raise ValueError(f"{where}: {FILE_NAME}: {_short(error)}; {REMEDY}") from None
+        raise ValueError(f"{where}: {FILE_NAME}: {brief(error)}; {REMEDY}") from None
     if digest is not None and digest.lower() != manifest.digest:
         remedy = "take the artefact from where the digest came from"
-        raise refusal(where, f"digest {_short(digest)}", manifest.digest, remedy)
+        raise refusal(where, f"digest {brief(digest)}", manifest.digest, remedy)
     return manifest
 
 
@@ -107,7 +108,7 @@ def _content(folder: Path) -> Any:
         got = "deeper nesting than can be read"
         raise refusal(where, f"flat JSON in {FILE_NAME}", got, REMEDY) from None
     except ValueError as error:
-        raise refusal(where, f"JSON in {FILE_NAME}", _short(error), REMEDY) from None
+        raise refusal(where, f"JSON in {FILE_NAME}", brief(error), REMEDY) from None
     if not isinstance(content, dict):
         got = type(content).__name__
         raise refusal(where, f"a JSON object in {FILE_NAME}", got, REMEDY)
@@ -131,8 +132,3 @@ def _export_first(folder: Path) -> str:
         return f"give a folder that `posenc export` wrote; if none was meant, {of_hub}"
     names = ", ".join(preset_folders.NAMES)
     return f"give a folder that `posenc export` wrote, or a preset: {names}"
-
-
-def _short(value: Any) -> str:
-    """Return a value as one line of at most 300 characters, for messages."""
-    return " ".join(str(value).split())[:300]
