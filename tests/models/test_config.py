@@ -46,30 +46,6 @@ def test_bad_configs_are_refused(change: dict, message: str) -> None:
         from_json({**to_json(block("rope")), **change})
 
 
-@pytest.mark.parametrize(
-    ("sizes", "named"),
-    [
-        (("64", 4, 64), "width to be a whole number .*, got '64'"),
-        ((64, 0, 64), "heads to be a whole number of at least 1 .*, got 0"),
-        ((64, 4, 64.0), "max_positions to be a whole number .*, got 64.0"),
-    ],
-)
-def test_sizes_of_a_block_that_are_no_sizes_are_refused_by_name(
-    sizes: Tuple[Any, ...], named: str
-) -> None:
-    with pytest.raises(ValueError, match=named):
-        block_config(*sizes)
-
-
-@pytest.mark.parametrize(
-    ("config", "seed", "named"),
-    [(5, 0, "the description of a model, got 5"), (block("rope"), "a", "seed to be .*, got 'a'")],
-)
-def test_what_seeded_cannot_build_is_refused(config: Any, seed: Any, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        seeded(config, seed)
-
-
 def test_width_that_heads_do_not_divide_needs_a_head_size() -> None:
     with pytest.raises(ValueError, match="give head_size"):
         block_config(width=10, heads=4, max_positions=8)
@@ -210,9 +186,12 @@ def test_short_forms_refuse_unknown_parts() -> None:
         "layers to be a whole number of at least 1": lambda: decoder_config(8, 0, 8, plain),
         "hidden to be a whole number of .*, got -8": lambda: decoder_config(8, 1, -8, plain),
         "width to be a whole number of .*, got 'rope'": lambda: block_config(text, 4, 8),
+        "heads to be a whole number of .*, got 0": lambda: block_config(64, 0, 64),
+        "max_positions to be a whole number of .*, got 'rope'": lambda: block_config(64, 4, text),
         "block to be a description of a block, got 'ro": lambda: decoder_config(8, 1, 8, text),
         "a dict with a name, got {'nam'": lambda: block_config(64, 4, 8, encoding=unnamed),
         "a description, as of decoder_config, got 'rope'": lambda: seeded(text),
+        "seed to be .*, got 'rope'": lambda: seeded(plain, text),
         "got sinus": lambda: decoder_config(8, 1, 8, plain, layer_encodings=wrong),
     }
     for message, call in calls.items():
