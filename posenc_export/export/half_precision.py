@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Tuple
 
 import torch
 from torch import Tensor
@@ -48,13 +48,15 @@ def check_encoding(encoding: PositionEncoding, geometry: Geometry, dtype: str) -
     cast = copy.deepcopy(encoding).to(half)
     plain = copy.deepcopy(cast).float()
     plain.prepare()
-    _check_buffers(encoding, cast, dtype)
+    for name, buffer in encoding.named_buffers():  # whose numbers a formula knows as they were
+        if not torch.equal(cast.get_buffer(name).to(buffer.dtype), buffer):
+            got = f"buffer {name}, which the cast rounds"
+            rule = f"fixed numbers that keep their values in a model of {dtype}"
+            raise refusal(f"encoding {type(encoding).__name__}", rule, got, FIXED)
     for hook in ("embed_next", "rotate", "bias"):
         if overrides(encoding, hook, *["embed"] * (hook == "embed_next")):
             with torch.no_grad():
-                results = _in_half(cast, hook, geometry, half)
-                exact = _results(plain, hook, geometry, torch.float32)
-            _compare(_rule(encoding, hook), dtype, results, exact)
+                _check_hook(cast, plain, hook, geometry, dtype)
 
 
 def _rule(encoding: PositionEncoding, hook: str) -> str:
@@ -65,39 +67,27 @@ def _rule(encoding: PositionEncoding, hook: str) -> str:
     return f"encoding {type(encoding).__name__}: expected {hook.removesuffix('_next')} at {place}"
 
 
-def _check_buffers(encoding: PositionEncoding, cast: PositionEncoding, dtype: str) -> None:
-    """Check that fixed numbers keep their values, which a formula knows as they were before."""
-    for name, buffer in encoding.named_buffers():
-        if not torch.equal(cast.get_buffer(name).to(buffer.dtype), buffer):
-            got = f"buffer {name}, which the cast rounds"
-            rule = f"fixed numbers that keep their values in a model of {dtype}"
-            raise refusal(f"encoding {type(encoding).__name__}", rule, got, FIXED)
-
-
-def _in_half(
-    encoding: PositionEncoding, hook: str, geometry: Geometry, half: torch.dtype
-) -> List[Tensor]:
-    """Return the results of a hook in half precision, of the dtypes of the contract."""
-    name, wanted = _name(half), torch.float32 if hook == "bias" else half
+def _check_hook(
+    cast: PositionEncoding, plain: PositionEncoding, hook: str, geometry: Geometry, dtype: str
+) -> None:
+    """Check that a hook runs in half precision with results of the dtypes of the contract, and
+    compare them with those of the same weights in float32.
+    """
+    rule, half = _rule(cast, hook), getattr(torch, dtype)
     try:
-        results = _results(encoding, hook, geometry, half)
+        results = _results(cast, hook, geometry, half)
     except RuntimeError as error:
         problem = " ".join(str(error).split())[:LONGEST]
-        rule = f"{_rule(encoding, hook)} to run in {name}"
-        raise ValueError(f"{rule}, got {problem}; {CONVERT}") from error
-    other = next((result.dtype for result in results if result.dtype != wanted), None)
-    if other is not None:
-        raise ValueError(
-            f"{_rule(encoding, hook)} to return {_name(wanted)} in a model of {name}, got "
-            f"{_name(other)}; {EXACT if hook == 'bias' else CONVERT}"
-        )
-    return results
-
-
-def _compare(rule: str, dtype: str, results: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
-    """Compare results in half precision with those of the same weights in float32."""
+        raise ValueError(f"{rule} to run in {dtype}, got {problem}; {CONVERT}") from error
+    wanted, remedy = ("float32", EXACT) if hook == "bias" else (dtype, CONVERT)
     errors = numerics.Errors()
+    exact = _results(plain, hook, geometry, torch.float32)
     for result, numbers in zip(results, exact, strict=True):
+        got = str(result.dtype).removeprefix("torch.")
+        if got != wanted:
+            raise ValueError(
+                f"{rule} to return {wanted} in a model of {dtype}, got {got}; {remedy}"
+            )
         errors.add(result.double().numpy(), numbers.double().numpy())
     noise = {"float16": numerics.FLOAT16_NOISE, "bfloat16": numerics.BFLOAT16_NOISE}[dtype]
     bound = numerics.rounding_tolerance(noise)
@@ -107,10 +97,6 @@ def _compare(rule: str, dtype: str, results: Sequence[Tensor], exact: Sequence[T
             f"{rule} within {bound:.1e} of float32 in {dtype}, got {error:.1e}, with positions "
             f"rounded to {dtype}; {EXACT}"
         )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _results(
