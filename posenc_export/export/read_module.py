@@ -115,20 +115,7 @@ class ReadModule(Reading):
         none = encodings.build_all((), geometry)
         caches = [CacheConfig(*c) for c in self.caches]
         self.layers = [
-            CachedLayer(
-                tuple(
-                    StateSpec(cache.name, (cache.heads, cache.size), grows=True)
-                    if not cache.values
-                    else StateSpec(
-                        cache.name, (cache.heads, cache.size, cache.values), dtype="float32"
-                    )
-                    if cache.heads
-                    else StateSpec(cache.name, (cache.size, cache.values))
-                    for cache in caches
-                    if cache.layer == layer
-                ),
-                none,
-            )
+            CachedLayer(tuple(map(_state, (own for own in caches if own.layer == layer))), none)
             for layer in dict.fromkeys(cache.layer for cache in caches)
         ]
         self.encoding_of_tokens = (none,)  # no submodule, since it has no numbers
@@ -274,6 +261,13 @@ class ReadModule(Reading):
         with memory_kept():
             exact = in_float64(functools.partial(captured.whole, beside=beside), row)
             return np.asarray(exact[0].numpy())
+
+
+def _state(cache: CacheConfig) -> StateSpec:
+    """Return the state of a cache. States of recurrences stay float32."""
+    sizes = tuple(size for size in (cache.heads, cache.size, cache.values) if size)
+    dtype = "float32" if cache.heads and cache.values else ""
+    return StateSpec(cache.name, sizes, grows=not cache.values, dtype=dtype)
 
 
 Model = Union[Stack, AttentionBlock, ReadModule]
