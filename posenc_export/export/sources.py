@@ -140,13 +140,16 @@ def in_dtype(model: Model, dtype: str) -> Model:
 
 def check_half(model: Model, target: str, dtype: str) -> None:
     """Refuse half precision for what needs float32. ValueError: a module with a recurrence or
-    totals; a model that chooses experts, unless the target has no float32.
+    totals, or whole numbers in caches that the dtype rounds; a model that chooses experts, unless
+    the target has no float32.
     """
     if dtype == "float32" or not isinstance(model, ReadModule):
         return
     what, got = "", dtype
     if any(cache.values and cache.heads for cache in model.caches):
         what = "a module with a recurrence or totals of tokens"
+    elif model.whole * torch.finfo(getattr(torch, dtype)).eps > 2:
+        what = f"a module whose caches keep whole numbers up to {model.whole:,}"
     elif target != "ort-cuda" and model.products.routers:
         what = "a model that chooses experts"
         got += ", in which a token near a tie gets other experts, and other ones in a step than in"

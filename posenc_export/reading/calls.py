@@ -130,7 +130,7 @@ class Calls(torch.nn.Module):
         # What a query without keys gives may be NaN, whose products with weights of 0 are NaN.
         reduces = (OverKeys, Cut)
         self.clears_padding = any(isinstance(self.steps[node], reduces) for node in self.order)
-        self._check_whole_numbers()
+        self.whole = self._whole_numbers()
         self._hold_weights()
         parts = (self.steps[node] for node in self.order)
         found = {(s.begin, s.heads, s.size) for s in parts if isinstance(s, OfMemory)}
@@ -198,18 +198,22 @@ class Calls(torch.nn.Module):
         ]
         return in_two[0] if in_two else small[-1]
 
-    def _check_whole_numbers(self) -> None:
-        """Refuse whole numbers that are kept, or added up, in float32, if it may not hold them."""
+    def _whole_numbers(self) -> int:
+        """Return the largest whole number that is kept, in the example. Refused: those that are
+        kept or added up are more than float32 may hold.
+        """
         times = {"sum": self.values.max_positions, "product": WHOLE}  # of the largest number
         kept = [cached.node for cached in self.kept]
         kept += [held.root for held in self.states if isinstance(held, Tail)]
         running = [step for step in map(self.steps.get, self.order) if isinstance(step, Running)]
         totals = [(step.source, times.get(step.kind, 1)) for step in running]
-        for node, count in [*((node, 1) for node in kept), *totals]:
+        of: Dict[Node, int] = {}
+        for node, count in [*totals, *((node, 1) for node in kept)]:
             x = self.values.of[node]
-            largest = 0 if x.is_floating_point() else int(x.to(torch.int64).abs().max())
-            if largest * count > WHOLE:
-                refuse(node, f"gives whole numbers up to {largest:,}, {TOO_LARGE}")
+            of[node] = 0 if x.is_floating_point() else int(x.to(torch.int64).abs().max())
+            if of[node] * count > WHOLE:
+                refuse(node, f"gives whole numbers up to {of[node]:,}, {TOO_LARGE}")
+        return max((of[node] for node in kept), default=0)
 
     def _hold_weights(self) -> None:
         """Register the constants of the graph, and what is computed from them alone."""

@@ -46,6 +46,7 @@ class Reading(torch.nn.Module):
         width: of hidden states, 0 for token ids.
         outputs: numbers N for each token.
         max_positions: number of positions.
+        whole: the largest whole number that caches keep for a token of the example.
         memory: heads and size of each part of the outputs of an encoder that calls take.
         where: names the module in messages.
         repeated: layers that are alike; None if there are few.
@@ -62,7 +63,7 @@ class Reading(torch.nn.Module):
         self.width = 0 if x.dim() == 2 else x.shape[2]
         self.vocabulary = 0 if x.dim() == 3 else _vocabulary(captured)
         self.outputs = y.shape[2]
-        self.max_positions = captured.max_positions
+        self.max_positions, self.whole = captured.max_positions, calls.whole
         self.where = captured.where
         self.takes_index = calls.selected is not None
         self.readout: Any = None  # of outputs and positions, for whole sequences

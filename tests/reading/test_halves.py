@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc_export import load
 from posenc_export.export import ReadAs, Sources, export
 from posenc_export.export.read_module import ReadModule
-from posenc_export.export.sources import in_dtype
+from posenc_export.export.sources import check_half, in_dtype
 from posenc_export.shared.numerics import FLOAT16_NOISE, worst_error
 from tests.reading.compare import outputs
 from tests.reading.zoo import OPTIONS, ZOO
@@ -116,3 +116,22 @@ def test_routers_stay_in_float32() -> None:
     routers = [half.get_parameter(f"calls.{name}") for name in half.products.routers]
     assert {weight.dtype for weight in routers} == {torch.float32}
     assert torch.bfloat16 in {weight.dtype for weight in half.parameters()}
+
+
+class PairsOfTokens(nn.Module):
+    """Rows of a table for a token, and for the one before it."""
+
+    def __init__(self, words: int) -> None:
+        super().__init__()
+        self.embed, self.before = nn.Embedding(words, WIDTH), nn.Embedding(words, WIDTH)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.embed(ids) + self.before(nn.functional.pad(ids, (1, 0))[:, :-1])
+
+
+def test_ids_that_a_dtype_rounds_in_caches_are_refused_with_the_largest() -> None:
+    few, many = (Sources(PairsOfTokens(n), how=ReadAs(max_positions=40)).model for n in (900, 2900))
+    check_half(few, "ort-cuda", "float16")
+    for model, dtype in ((many, "float16"), (few, "bfloat16")):
+        with pytest.raises(ValueError, match="whose caches keep whole numbers up to .*, got"):
+            check_half(model, "ort-cuda", dtype)
