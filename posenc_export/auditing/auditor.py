@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from posenc_export.auditing import confined, finding, repeat
+from posenc_export.auditing import confined, repeat
 from posenc_export.auditing.answer import (
     CAUSES,
     Answer,
@@ -23,7 +23,13 @@ from posenc_export.auditing.answer import (
 from posenc_export.auditing.confined import SECONDS
 from posenc_export.auditing.facts import Claim, Reference
 from posenc_export.auditing.graph import COUNTS_ROWS
-from posenc_export.auditing.inputs import Interface, NotPossible, NotUnrounded, given
+from posenc_export.auditing.inputs import (
+    Interface,
+    NotPossible,
+    NotUnrounded,
+    given,
+    interface_of,
+)
 from posenc_export.auditing.plan import LENGTH, ROWS, case_of, of_call, plan
 from posenc_export.auditing.reference import Exact, open_reference
 from posenc_export.auditing.rounding import Loss, Rounding, accuracy_of, loss, rounding_of
@@ -121,7 +127,7 @@ class Auditor:
     def _read_graph(self, reference: Any, inputs: Any) -> None:
         """Find out what the inputs of a graph mean, and open the reference."""
         graph, counts, said = self.graph, bool(self.graph.operators & COUNTS_ROWS), given(inputs)
-        self.interface = finding.interface(graph.inputs, graph.outputs, said, counts, graph.unread)
+        self.interface = interface_of(graph.inputs, graph.outputs, said, counts, graph.unread)
         self.say("audit: loading the reference")
         hidden = "logits" not in self.interface.output.name
         ids = "input_ids" in self.interface.inputs

@@ -19,12 +19,13 @@ from posenc_export.runtime.graphs.onnx_nodes import Constant, Node, Nodes
 from posenc_export.runtime.verification.any_call import values_of
 from posenc_export.runtime.verification.integer_graph import attention_weights, without_bodies
 from posenc_export.runtime.verification.operators import OPERATORS, broadcast
-from posenc_export.runtime.verification.solver import (
+from posenc_export.runtime.verification.symbolic import (
     MALFORMED,
     SOLVER,
     Score,
     Solver,
     Tensor,
+    Translation,
     Untranslated,
     alike,
     both,
@@ -34,7 +35,6 @@ from posenc_export.runtime.verification.solver import (
     reason_of,
     truth,
 )
-from posenc_export.runtime.verification.symbolic import Translation
 from posenc_export.shared.places import evaluate
 
 Entry = Callable[[Sequence[Any]], Any]
@@ -466,4 +466,4 @@ def _gather(context: Any, node: Node, x: Tensor, at: Tensor) -> Tensor:
     return Tensor([*at.shape, 1], entry)
 
 
-ALL: Mapping[str, Any] = {**OPERATORS, "MatMul": _product, "Mul": _scaled, "Gather": _gather}
+ALL: Dict[str, Any] = {**OPERATORS, "MatMul": _product, "Mul": _scaled, "Gather": _gather}

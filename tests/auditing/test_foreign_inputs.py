@@ -8,9 +8,8 @@ import onnx
 import pytest
 
 from posenc_export.auditing.facts import Facts
-from posenc_export.auditing.finding import interface
 from posenc_export.auditing.graph import SLOTS, Graph
-from posenc_export.auditing.inputs import Value
+from posenc_export.auditing.inputs import Value, interface_of
 from posenc_export.auditing.plan import plan
 from posenc_export.auditing.session import ForeignSession, NotPossible, feeds_of
 
@@ -49,7 +48,7 @@ def test_caches_of_the_builder_have_a_head_size(keeps: int, slots: int, tmp_path
     text = BUILDER.replace("KEEPS", str(keeps))
     onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
     graph = Graph(tmp_path / "model.onnx")
-    read = interface(graph.inputs, graph.outputs, counts_rows=True)
+    read = interface_of(graph.inputs, graph.outputs, counts_rows=True)
     assert [(cache.slots, cache.past.axes[3], cache.capacity) for cache in read.caches] == [
         (2, 8, slots)
     ] * 2
@@ -70,7 +69,7 @@ def test_inputs_of_transformers_exporter_are_understood(caches: str) -> None:
         Value(f"{present}values", "float32", ("s44", 2, "s36 + s70", 16)),
         Value(f"{present}keys", "float32", ("s44", 2, "s36 + s70", 16)),
     ]
-    read = interface(inputs, outputs, unread=[inputs[3].name])
+    read = interface_of(inputs, outputs, unread=[inputs[3].name])
     assert [cache.present for cache in read.caches] == [outputs[2].name, outputs[1].name]
     ones = np.ones((2, 3), bool)
     feeds = feeds_of(read, ones.astype(np.int64), ones, ones, np.zeros(2, np.int64))
@@ -111,7 +110,7 @@ def test_slots_of_a_graph_without_positions_are_not_moved(positions: bool) -> No
         logits = np.zeros((*tokens.shape, 5), np.float32)
         return {"logits": logits, "present.0.key": np.concatenate((past, new), axis=2)}
 
-    session = ForeignSession(run, interface([*inputs, cache], outputs))
+    session = ForeignSession(run, interface_of([*inputs, cache], outputs))
     session.prefill(np.ones((2, 6), np.int64))
     session.rewind(2)  # of all rows: no slot moves
     if positions:
@@ -133,7 +132,7 @@ class _Longer:
 
 def test_rows_on_both_sides_of_an_original_length_are_not_compared() -> None:
     inputs = [Value(name, "int64", ("b", "s")) for name in ("input_ids", "attention_mask")]
-    read = interface(inputs, [Value("logits", "float32", ("b", "s", 5))])
+    read = interface_of(inputs, [Value("logits", "float32", ("b", "s", 5))])
     names = [cell.name for cell in plan(read, _Longer(), quick=False)[0]]
     assert "batch 1, start 0: rows padded behind" in names
     assert "batch 3, start 0: rows padded behind" not in names

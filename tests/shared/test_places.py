@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import z3
 
-from posenc_export.runtime.verification.solver import SOLVER
+from posenc_export.runtime.verification.symbolic import SOLVER
 from posenc_export.shared.places import DEEPEST, LONGEST, evaluate
 
 RULES: Dict[str, Any] = {

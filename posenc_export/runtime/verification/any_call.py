@@ -12,7 +12,7 @@ import z3
 
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.verification import described
-from posenc_export.runtime.verification.solver import (
+from posenc_export.runtime.verification.symbolic import (
     SOLVER,
     Solver,
     Tensor,

@@ -19,11 +19,12 @@ from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.any_call import AnyCall
 from posenc_export.runtime.verification.integer_graph import Findings, IntegerPart, Use, evaluated
 from posenc_export.runtime.verification.operators import OPERATORS
-from posenc_export.runtime.verification.solver import (
+from posenc_export.runtime.verification.symbolic import (
     HIDDEN,
     MALFORMED,
     Score,
     Tensor,
+    Translation,
     Untranslated,
     both,
     either,
@@ -32,7 +33,6 @@ from posenc_export.runtime.verification.solver import (
     reason_of,
     truth,
 )
-from posenc_export.runtime.verification.symbolic import Translation
 from posenc_export.shared.numerics import FINE, LEVELS
 
 Rule = Tuple[str, bool]  # a rule, and whether slots count from the first token of a window

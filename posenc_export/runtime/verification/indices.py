@@ -54,12 +54,12 @@ def _part(folder: Path, manifest: Manifest, findings: Findings) -> Optional[Inte
     """Return the integer part of a graph, or None and why one of torch is not read."""
     if not manifest.in_torch:
         return integer_part(onnx_nodes.read_nodes(folder / "model.onnx"))
-    from posenc_export.runtime.verification import claims, solver, torch_graph
+    from posenc_export.runtime.verification import claims, symbolic, torch_graph
 
     try:
         return torch_graph.part_of_program(folder, manifest)
-    except solver.MALFORMED as reason:
-        findings.skipped["positions"] = f"{claims.OPEN}{solver.reason_of(reason)}"
+    except symbolic.MALFORMED as reason:
+        findings.skipped["positions"] = f"{claims.OPEN}{symbolic.reason_of(reason)}"
         return None
 
 

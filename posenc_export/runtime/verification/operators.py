@@ -12,11 +12,15 @@ import z3
 
 from posenc_export.runtime.graphs.onnx_nodes import Node
 from posenc_export.runtime.verification.integer_graph import FLOATS
-from posenc_export.runtime.verification.solver import (
+from posenc_export.runtime.verification.symbolic import (
+    FEW,
     HIDDEN,
+    TYPES,
     Index,
+    Operator,
     Score,
     Tensor,
+    Translation,
     Untranslated,
     alike,
     both,
@@ -28,7 +32,6 @@ from posenc_export.runtime.verification.solver import (
     truth,
     whole_number,
 )
-from posenc_export.runtime.verification.symbolic import FEW, TYPES, Operator, Translation
 
 
 def whole(tensor: Tensor) -> List[Any]:

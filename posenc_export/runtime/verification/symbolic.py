@@ -1,34 +1,274 @@
-"""Values of a graph of integers as functions of symbolic sizes and indices, for the solver z3.
+"""Values of a graph as the solver z3 knows them, and questions to it: whether facts hold in a call,
+and in which one of the smallest.
 
 A tensor is its shape and a function that returns the entry at an index, so that one formula holds
-for all sizes. Integers of the graph are unbounded here; claims.py bounds them with claims of their
-own.
+for all sizes. Entries are integers, truth values and floating-point numbers: real numbers beside
+whether they are -inf. Integers of the graph are unbounded here; claims.py bounds them with claims
+of their own.
 """
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import z3
 
 from posenc_export.runtime.graphs.onnx_nodes import Constant, Node
 from posenc_export.runtime.verification.integer_graph import FLOATS
-from posenc_export.runtime.verification.solver import (
-    MALFORMED,
-    Index,
-    Score,
-    Solver,
-    Tensor,
-    Untranslated,
-    choose,
-    reason_of,
-)
+from posenc_export.shared.places import Operations
 
-Operator = Callable[..., Tensor]  # of a translation, a node, and its inputs
+HIDDEN = -1e29  # scores of hidden keys are -inf, or -1e30 where a softmax over -inf would be NaN
+Index = Sequence[Any]  # of an entry: an int or an integer of z3 for each axis
+Operator = Callable[..., "Tensor"]  # of a translation, a node, and its inputs
+UNANSWERED = "(set-info :status unknown)"  # of a question as z3 writes it
+EFFORT = 16_000_000  # of the solver for a claim, some 4 s, in its own unit
 FEW = 64  # entries of a constant that are written out
 STEPS = 512  # changes of an integer along a constant of one axis that are written out
 TYPES = {1: "float", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "double", 16: "bfloat16"}
+
+
+class Score(NamedTuple):
+    """A floating-point number."""
+
+    value: Any  # a real number of z3; of no meaning if it is hidden
+    hidden: Any = False  # whether it is below HIDDEN, a bool or a truth value of z3
+
+
+class Tensor:
+    """Entries of a value of a graph.
+
+    Args:
+        shape: sizes, int or integers of z3.
+        at: returns the entry at an index within the shape: an integer or truth value of z3, a
+            number of Python, or a Score.
+
+    Attributes:
+        made: as `at`, whose results are kept.
+        source: whose entries it has, in their order, with other sizes; None for no such tensor.
+    """
+
+    source: Optional["Tensor"] = None
+
+    def __init__(self, shape: Sequence[Any], at: Callable[[Index], Any]) -> None:
+        self.shape = tuple(simplified(size) for size in shape)
+        self.made, self._known = at, dict[Tuple[int, ...], Tuple[Any, Index]]()
+
+    def at(self, index: Index) -> Any:
+        """Return the entry at an index."""
+        pairs = zip(self.shape, index, strict=True)
+        index = [0 if isinstance(size, int) and size == 1 else i for size, i in pairs]
+        key = tuple(i if isinstance(i, int) else ~i.get_id() for i in index)
+        if key not in self._known:  # the index is kept, so that its id is not given to another
+            self._known[key] = self.made(index), index
+        return self._known[key][0]
+
+
+class Untranslated(Exception):
+    """A value that is not translated, or a question that is not decided, with the reason."""
+
+
+# What a graph raises here that no runtime would take, too.
+MALFORMED: Tuple[Any, ...] = (
+    Untranslated,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+)
+MALFORMED += (TypeError, ValueError, z3.Z3Exception)
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a value is not translated, or a question not decided."""
+    if isinstance(error, Untranslated):
+        return str(error)
+    return f"not translated, as an operator has inputs that it cannot have: {type(error).__name__}"
+
+
+def simplified(number: Any) -> Any:
+    """Return an integer as an int if it is a numeral."""
+    if isinstance(number, (int, np.integer)):
+        return int(number)
+    number = z3.simplify(number)
+    return number.as_long() if z3.is_int_value(number) else number
+
+
+def choose(condition: Any, x: Any, y: Any) -> Any:
+    """Return x if a condition holds, and y otherwise."""
+    if isinstance(condition, (bool, np.bool_)):
+        return x if condition else y
+    if isinstance(x, (Score, float)) or isinstance(y, (Score, float)):
+        x, y = real(x), real(y)
+        return Score(z3.If(condition, x.value, y.value), choose(condition, x.hidden, y.hidden))
+    if isinstance(x, bool) and isinstance(y, bool):
+        return x if x == y else condition if x else z3.Not(condition)
+    return z3.If(condition, x, y)
+
+
+def both(x: Any, y: Any) -> Any:
+    """Return whether both conditions hold."""
+    if isinstance(x, (bool, np.bool_)) or isinstance(y, (bool, np.bool_)):
+        return (y if x else False) if isinstance(x, (bool, np.bool_)) else (x if y else False)
+    return z3.And(x, y)
+
+
+def negated(x: Any) -> Any:
+    """Return whether a condition does not hold."""
+    return not x if isinstance(x, (bool, np.bool_)) else z3.Not(x)
+
+
+def either(x: Any, y: Any) -> Any:
+    """Return whether one of two conditions holds."""
+    return negated(both(negated(x), negated(y)))
+
+
+def _divided(x: Any, y: int) -> Any:
+    return x // y if isinstance(x, int) else x / y
+
+
+SOLVER = Operations(both, either, negated, choose, _divided, lambda x, y: x % y)
+
+
+def real(x: Any) -> Score:
+    """Return a number as a Score."""
+    if isinstance(x, Score):
+        return x
+    if isinstance(x, float):
+        return Score(z3.RealVal(0), True) if x < HIDDEN else Score(z3.RealVal(str(Fraction(x))))
+    return Score(z3.ToReal(whole_number(x)) if z3.is_expr(x) else z3.RealVal(int(x)))
+
+
+def whole_number(x: Any) -> Any:
+    """Return a truth value, or a number without its fraction, as an integer."""
+    if isinstance(x, Score):
+        if x.hidden is not False:
+            raise Untranslated("a whole number of a score that may be -inf")
+        down = z3.ToInt(x.value)
+        return z3.If(x.value >= 0, down, -z3.ToInt(-x.value))
+    if isinstance(x, (bool, np.bool_, float)):
+        return int(x)
+    return z3.If(x, 1, 0) if z3.is_bool(x) else x
+
+
+def truth(x: Any) -> Any:
+    """Return a value as true or false."""
+    if isinstance(x, Score):
+        return either(x.hidden, x.value != 0)
+    return x if isinstance(x, (bool, np.bool_)) or z3.is_bool(x) else x != 0
+
+
+def alike(x: Any, y: Any) -> bool:
+    """Return whether two sizes are written alike."""
+    if isinstance(x, int) or isinstance(y, int):
+        return isinstance(x, int) and isinstance(y, int) and x == y
+    return bool(x.eq(y))
+
+
+class Solver:
+    """What is assumed of calls, and what follows from it.
+
+    Args:
+        log: a folder that gets each question, with its answer, in SMT-LIB 2.
+
+    Attributes:
+        assumed: what holds for sizes, and for each value of a function that was asked for.
+    """
+
+    def __init__(self, log: Optional[Path] = None) -> None:
+        self.assumed: List[Any] = []
+        self._log = log
+        self._bounded: Dict[int, Any] = {}
+
+    def function(self, name: str, promise: Callable[..., Any]) -> Any:
+        """Return a function of integers, of which `promise` holds wherever it is asked for."""
+        of = z3.Function(name, *[z3.IntSort()] * (promise.__code__.co_argcount - 1), z3.IntSort())
+
+        def at(*index: Any) -> Any:
+            value = of(*index)
+            if value.get_id() not in self._bounded:
+                self._bounded[value.get_id()] = value
+                self.assumed.append(promise(value, *index))
+            return value
+
+        return at
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Forget what is assumed within it."""
+        assumed, bounded = list(self.assumed), dict(self._bounded)
+        try:
+            yield
+        finally:
+            self.assumed[:], self._bounded = assumed, bounded
+
+    def excludes(self, *facts: Any) -> bool:
+        """Return whether facts hold in no call. Raise Untranslated if the solver does not decide
+        it.
+        """
+        return self._checked(facts)[1] == z3.unsat
+
+    def equal(self, x: Any, y: Any) -> bool:
+        """Return whether two sizes are equal in every call. Raise Untranslated as `excludes`."""
+        if isinstance(x, int) and isinstance(y, int):
+            return x == y
+        return alike(x, y) or self.excludes(x != y)
+
+    def model(self, *facts: Any) -> Optional[z3.ModelRef]:
+        """Return a call in which facts hold, or None if there is none. Raise Untranslated as
+        `excludes`.
+        """
+        return self.smallest((), *facts)
+
+    def smallest(self, sizes: Sequence[Any], *facts: Any) -> Optional[z3.ModelRef]:
+        """As `model`, with the smallest of each of the sizes, the first ones before the others, as
+        far as the solver decides it.
+        """
+        solver, result = self._checked(facts)
+        if result != z3.sat:
+            return None
+        model = solver.model()
+        for size in sizes:
+            low, high = 0, model.eval(z3.IntVal(0) + size, True).as_long()
+            while low < high:
+                middle = (low + high) // 2
+                found = solver.check(size <= middle)
+                if found == z3.unknown:  # a larger call is a counterexample, too
+                    return model
+                if found == z3.sat:
+                    model = solver.model()
+                    high = model.eval(size, True).as_long()
+                else:
+                    low = middle + 1
+            solver.add(size <= high)
+        return model
+
+    def same(self, x: Tensor, y: Tensor) -> bool:
+        """Return whether two values are equal at all indices within their shape."""
+        index = [z3.Int(f"index {axis}") for axis in range(len(x.shape))]
+        bounds = [z3.And(i >= 0, i < size) for i, size in zip(index, x.shape, strict=True)]
+        differ = [a != b for a, b in zip(x.shape, y.shape, strict=True)]
+        unequal = z3.Or(*differ, x.at(index) != y.at(index))
+        try:
+            return self.excludes(*bounds, unequal)
+        except Untranslated:
+            return False
+
+    def _checked(self, facts: Sequence[Any]) -> Tuple[z3.Solver, z3.CheckSatResult]:
+        solver = z3.Solver()
+        solver.set("rlimit", EFFORT)
+        solver.add(*self.assumed, *facts)
+        result = solver.check()
+        if self._log is not None:
+            asked = len(list(self._log.iterdir())) + 1
+            answer = f"(set-logic ALL)\n(set-info :status {result})"
+            text = solver.to_smt2().replace(UNANSWERED, answer)
+            (self._log / f"{asked:04}.smt2").write_text(text)
+        if result == z3.unknown:
+            raise Untranslated(f"not decided by the solver: {solver.reason_unknown()}")
+        return solver, result
 
 
 @dataclass
@@ -50,7 +290,7 @@ class Translation:
     folder: Path
     sums: Sequence[Tuple[str, Tensor, Tensor]]
     solver: Solver
-    operators: Mapping[str, Operator]
+    operators: Dict[str, Operator]
     # Functions without a definition, which a counterexample may choose other than the graph does
     free: Dict[str, Any] = field(default_factory=dict)
     reasons: Dict[str, str] = field(default_factory=dict)  # why a value is not translated

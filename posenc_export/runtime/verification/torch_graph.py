@@ -15,7 +15,7 @@ from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.graphs import onnx_parts, torch_graph
 from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Nodes
 from posenc_export.runtime.verification.integer_graph import TOKENS, IntegerPart, integer_part
-from posenc_export.runtime.verification.solver import Untranslated
+from posenc_export.runtime.verification.symbolic import Untranslated
 
 OPSET = 24  # has TensorScatter
 LAST = (1 << 63) - 1  # the end of a slice without an end

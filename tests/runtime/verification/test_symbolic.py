@@ -14,8 +14,13 @@ from onnx.reference import ReferenceEvaluator
 
 from posenc_export.runtime.graphs import onnx_nodes
 from posenc_export.runtime.verification.operators import OPERATORS, UNDEFINED
-from posenc_export.runtime.verification.solver import Score, Solver, Tensor, Untranslated
-from posenc_export.runtime.verification.symbolic import Translation
+from posenc_export.runtime.verification.symbolic import (
+    Score,
+    Solver,
+    Tensor,
+    Translation,
+    Untranslated,
+)
 
 DEFINED = OPERATORS.keys() - UNDEFINED.keys()
 SUMS = {"CumSum", "ReduceSum", "ReduceMax", "ReduceMin"}  # known for what they add up
