@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
@@ -103,13 +104,10 @@ atexit.register(RENDERER.close)
 os.register_at_fork(after_in_child=RENDERER.forget)
 
 
+@dataclass(eq=False)
 class ChatCodec:
     """Encoder of conversations to token ids. Raises ValueError for a template that Jinja cannot
     compile, ModuleNotFoundError without jinja2.
-
-    Args:
-        special: texts of special tokens by name (SPECIAL), as far as the tokenizer has them.
-        stop_ids: ids that end a text.
 
     Attributes:
         names: names of values that the template reads, besides those that it always gets.
@@ -117,19 +115,17 @@ class ChatCodec:
             one.
     """
 
-    def __init__(
-        self,
-        codec: Codec,
-        template: str,
-        special: Mapping[str, str],
-        stop_ids: Sequence[int] = (),
-    ) -> None:
+    codec: Codec
+    template: str
+    special: Mapping[str, str]  # special tokens by name (SPECIAL), as far as the tokenizer has them
+    stop_ids: Sequence[int] = ()  # ids that end a text
+
+    def __post_init__(self) -> None:
         installed = version("jinja2")
         if tuple(int(part) for part in installed.split(".")[:3] if part.isdigit()) < SAFE:
             rule = f"jinja2 of at least {'.'.join(map(str, SAFE))}, whose sandbox holds"
             raise refusal("chat", rule, installed, "pip install -U jinja2")
-        self.codec, self.template, self.special, self.stop_ids = codec, template, special, stop_ids
-        answer = RENDERER.ask(template, None)
+        answer = RENDERER.ask(self.template, None)
         if "error" in answer:
             rule, got = "a chat template that Jinja can compile", _error(answer)
             raise refusal("chat", rule, got, REMEDY)

@@ -14,7 +14,7 @@ probability that the model gives it.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Callable, Dict, Generator, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -156,31 +156,24 @@ def next_count(count: int, right: bool) -> int:
     return min(2 * count + 1, MOST) if right else count // 2
 
 
+@dataclass(eq=False)
 class Reader:
-    """A row that is decoded after a prompt of `length` tokens. sampling: checked. drafts: None for
-    plain decoding.
+    """A row that is decoded after a prompt of `length` tokens. row: its index."""
 
-    Attributes:
-        unread: tokens to read before a token can be chosen.
-        tokens: those generated.
-        done: whether the row has ended.
-    """
+    manifest: Manifest
+    length: InitVar[int]
+    sampling: Sampling  # checked
+    row: InitVar[int] = 0
+    drafts: Optional[Lookup] = None  # None for plain decoding
+    unread: List[int] = field(default_factory=list)  # tokens to read before a token can be chosen
+    tokens: List[int] = field(default_factory=list)  # those generated
+    done: bool = False  # whether the row has ended
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        length: int,
-        sampling: Sampling,
-        row: int = 0,
-        drafts: Optional[Lookup] = None,
-    ) -> None:
-        self.sampling, self.drafts = sampling, drafts
-        self.unread: List[int] = []
-        self.tokens: List[int] = []
-        self.done, self._rules = False, manifest.generation
+    def __post_init__(self, length: int, row: int) -> None:
+        self._rules = self.manifest.generation
         # Whether the first token is forced
         self._forces = length == 1 and getattr(self._rules, "forced_first", None) is not None
-        self._random = np.random.default_rng((sampling.seed, row))
+        self._random = np.random.default_rng((self.sampling.seed, row))
 
     def take(self, logits: np.ndarray) -> int:
         """Choose the next token from logits [V]. It is read by the next pass unless the row has

@@ -4,6 +4,7 @@ are continued in pieces of whole characters, and texts of similar length are emb
 
 import functools
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Generator, List, Mapping, Optional, Sequence, Union
 
@@ -228,20 +229,15 @@ class Model:
         return self.folder
 
 
+@dataclass(eq=False)
 class Writer:
-    """Continues prompts of token ids as text, on a session with one row whose cache it keeps.
+    """Continues prompts of token ids as text, on a session with one row whose cache it keeps."""
 
-    Args:
-        session: a new session, of one row.
-
-    Attributes:
-        tokens: ids of the last continuation, the one that ended it included.
-    """
-
-    def __init__(self, session: Session, tokenizer: Codec) -> None:
-        self.session, self.tokenizer = session, tokenizer
-        self.tokens: List[int] = []
-        self._held: List[int] = []  # ids in the cache
+    session: Session  # new, of one row
+    tokenizer: Codec
+    # Ids of the last continuation, the one that ended it included.
+    tokens: List[int] = field(default_factory=list)
+    _held: List[int] = field(default_factory=list)  # ids in the cache
 
     def write(
         self,
@@ -295,9 +291,7 @@ class Conversation(Writer):
 
     Args:
         session: a new session, of one row.
-        system: text of the system message; None for none.
-        context: largest number of tokens of a conversation; None for the range of positions.
-        speculate: as for Session.generate; drafts are looked up in the whole conversation.
+        system, context, speculate: as for Model.conversation.
 
     Attributes:
         messages: the messages so far, each {"role", "content"}, with the system message.
