@@ -155,6 +155,7 @@ class Sentences:
     pooling: str
     layers: List[torch.nn.Module]  # after the pooling
     text: TextSettings
+    call: TextCall
     files: Mapping[str, bytes]  # files to copy, by name
 
     def described(self) -> Dict[str, Any]:
@@ -169,13 +170,12 @@ def opened(folder: Path, whole: bool) -> Tuple[Path, Optional[Sentences]]:
     """
     if not (folder / MODULES).is_file():
         return folder, None
-    sentences = read(folder) if whole else None
-    return _modules(folder)[0][1], sentences
-
-
-def read(folder: Path) -> Sentences:
-    """Read all modules. ValueError: what is missing or cannot be exported, by its name."""
     (_, encoder), *others = _modules(folder)
+    return encoder, _read(folder, encoder, others) if whole else None
+
+
+def _read(folder: Path, encoder: Path, others: List[Tuple[str, Path]]) -> Sentences:
+    """Read the modules behind the encoder. ValueError: what is missing or cannot be exported."""
     kind, place = others.pop(0) if others else ("none", folder)
     if kind != "Pooling":
         raise refusal(WHERE, f"Pooling after Transformer in {MODULES}", kind, ANOTHER)
@@ -196,7 +196,7 @@ def read(folder: Path) -> Sentences:
     prompts = folder / PROMPTS
     files = {PROMPTS: content(prompts)} if prompts.exists() else {}
     _check_keys(PROMPTS, _json(prompts) if files else {}, PROMPT_KEYS)
-    return Sentences(names, layers, text, files)
+    return Sentences(names, layers, text, _call(text), files)
 
 
 def attach(model: Published, sentences: Sentences) -> None:
@@ -204,27 +204,27 @@ def attach(model: Published, sentences: Sentences) -> None:
     ValueError: dense layers do not fit the width.
     """
     size, layers = model.width, sentences.layers
-    for layer in layers:
-        if isinstance(layer, Dense) and layer.linear.in_features != size:
-            got = f"one for {layer.linear.in_features}"
+    for linear in [layer.linear for layer in layers if isinstance(layer, Dense)]:
+        if linear.in_features != size:
+            got = f"one for {linear.in_features}"
             raise refusal(WHERE, f"a Dense layer for {size} numbers", got, AGAIN)
-        size = layer.linear.out_features if isinstance(layer, Dense) else size
+        size = linear.out_features
     model.after = torch.nn.Sequential(*layers) if layers else None
     model.readout = ReadoutConfig(size=size, **sentences.described())
     text, positions = model.text, model.max_positions
     assert positions is not None  # given for a whole model
-    name, settings = "tokenizer_config.json", sentences.text
+    name, call = "tokenizer_config.json", sentences.call
     values = json_of(WHERE, name, text.files.get(name, b"{}"), AGAIN)
     config = typed(WHERE, name, values, TokenizerConfig, AGAIN)
-    lengths = (_call(settings).max_length, settings.max_seq_length, config.model_max_length)
+    lengths = (call.max_length, sentences.text.max_seq_length, config.model_max_length)
     most = int(min(next(filter(None, lengths), positions), positions))
-    side = config.truncation_side
-    tokenizer = truncating(text.tokenizer, most, settings, side) if text.tokenizer else b""
+    side, tokenizer = config.truncation_side, text.tokenizer
+    tokenizer = truncating(tokenizer, most, sentences, side) if tokenizer else b""
     files = {**text.files, **sentences.files}
     model.text = Text(tokenizer, text.stop_ids, text.start_ids, files)
 
 
-def truncating(tokenizer: bytes, most: int, text: TextSettings, side: Optional[str]) -> bytes:
+def truncating(tokenizer: bytes, most: int, how: Sentences, side: Optional[str]) -> bytes:
     """Return tokenizer.json changed to cut texts to `most` tokens, special tokens included, and not
     to pad them, to convert text to lower case before all else and to add no special tokens where
     the settings say so. side: which end is cut; None for that in tokenizer.json.
@@ -236,10 +236,10 @@ def truncating(tokenizer: bytes, most: int, text: TextSettings, side: Optional[s
         written = (own.truncation or {}).get("direction", "right")
         own.enable_truncation(most, direction=side or written)
         own.no_padding()
-        if text.do_lower_case:
+        if how.text.do_lower_case:
             further = [] if own.normalizer is None else [own.normalizer]
             own.normalizer = normalizers.Sequence([normalizers.Lowercase(), *further])
-        if not _call(text).add_special_tokens:
+        if not how.call.add_special_tokens:
             own.post_processor = None
         content: str = own.to_str()
     return content.encode()
