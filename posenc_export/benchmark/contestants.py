@@ -10,6 +10,7 @@ from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.files import locate
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.graphs.providers import host_only
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import check_name
 
@@ -171,11 +172,11 @@ def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
 
 
 def _providers(manifest: Manifest) -> Tuple[str, ...]:
-    """Providers that run an artefact. GroupQueryAttention has no float32 kernel on CUDA."""
+    """Providers that run an artefact on this machine."""
     if manifest.target.endswith("-cuda"):
         return ("cuda",)
+    if manifest.in_torch or host_only(manifest):
+        return ("cpu",)
     from posenc_export.runtime.graphs import cuda
 
-    half = manifest.target == "ort" and manifest.dtype == "float16"
-    capable = half or manifest.target.startswith("onnx")
-    return ("cpu", "cuda") if capable and cuda.obstacle() is None else ("cpu",)
+    return ("cpu", "cuda") if cuda.obstacle() is None else ("cpu",)

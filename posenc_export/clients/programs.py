@@ -9,6 +9,7 @@ from posenc_export.runtime.artefact.manifest import Axis, Manifest, State
 from posenc_export.runtime.artefact.rules import WEIGHTS, graph_file
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.runtime.graphs.ort_options import EIGHT_BITS, FOUR_BITS
+from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import check_name
 
 NAME = re.compile(r"[A-Za-z_][\w.]*", re.ASCII)  # without quotes, as it stands in a string
@@ -83,33 +84,27 @@ def template(name: str) -> Any:
 
 
 def _check(manifest: Manifest, language: str) -> None:
-    where, file = "inspect: expected", "model.pt" if language == "libtorch" else "model.onnx"
-    remedy = "run it with posenc_export.load"
+    def need(holds: object, rule: str, got: object) -> None:
+        if not holds:
+            remedy = "run it with posenc_export.load"
+            raise refusal("inspect", f"{rule} for --runtime", got, remedy)
+
+    file = "model.pt" if language == "libtorch" else "model.onnx"
     if graph_file(manifest) != file:
-        got = f"target {manifest.target}"
         remedy = "export target onnx or ort, or print it for libtorch"
-        if file == "model.pt":
-            remedy = "export target torchscript"
-        raise ValueError(f"{where} an artefact with {file} for --runtime, got {got}; {remedy}")
-    if manifest.encoder:
-        rule = "a model that reads no encoder for --runtime"
-        raise ValueError(f"{where} {rule}, got a decoder that reads one; {remedy}")
-    if manifest.coordinate_range:
-        rule = "a model whose coordinates are positions for --runtime"
-        got = f"coordinates 0 .. {manifest.coordinate_range - 1}"
-        raise ValueError(f"{where} {rule}, got {got}; {remedy}")
-    if manifest.passed_dtype != manifest.dtype:
-        rule = "an artefact in float32 or float16 for --runtime"
-        raise ValueError(f"{where} {rule}, got {manifest.dtype}; {remedy}")
+        remedy = "export target torchscript" if language == "libtorch" else remedy
+        rule = f"an artefact with {file} for --runtime"
+        raise refusal("inspect", rule, f"target {manifest.target}", remedy)
+    need(not manifest.encoder, "a model that reads no encoder", "a decoder that reads one")
+    last, rule = manifest.coordinate_range - 1, "a model whose coordinates are positions"
+    need(last < 0, rule, f"coordinates 0 .. {last}")
+    rule = "an artefact in float32 or float16"
+    need(manifest.passed_dtype == manifest.dtype, rule, manifest.dtype)
     states = [name for state in manifest.states for name in (state.past, state.present)]
     for name in [*states, *(value.name for value in manifest.outputs)]:
-        if not NAME.fullmatch(name):
-            rule = "names of letters, digits, _ and . for --runtime"
-            raise ValueError(f"{where} {rule}, got {name!r}; {remedy}")
-    for value in manifest.inputs:
-        if value.name not in INPUTS:  # the tables of the templates
-            rule = f"inputs among {', '.join(INPUTS)} for --runtime"
-            raise ValueError(f"{where} {rule}, got {value.name}; {remedy}")
+        need(NAME.fullmatch(name), "names of letters, digits, _ and .", repr(name))
+    for value in manifest.inputs:  # the tables of the templates
+        need(value.name in INPUTS, f"inputs among {', '.join(INPUTS)}", value.name)
 
 
 def _values(manifest: Manifest, language: str) -> Dict[str, Any]:

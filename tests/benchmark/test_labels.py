@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from posenc_export.benchmark import contestants
 from posenc_export.benchmark.contestants import endings, model_label, numbered, parameters
 from posenc_export.benchmark.runtimes import is_llama
 from posenc_export.export.describe import eager
 from posenc_export.models.config_json import to_json
 from posenc_export.models.presets import load_preset, seeded
 from posenc_export.models.short_forms import block_config, decoder_config
+from posenc_export.runtime.artefact.records import Weights
+from posenc_export.runtime.graphs import cuda
 
 BLOCK = block_config(32, 4, 64, kv_heads=2)
 ALIBI = block_config(32, 4, 64, encoding={"name": "alibi"})
@@ -57,6 +60,23 @@ def test_parameters_are_those_of_the_module(tied):
 )
 def test_artefacts_are_named_by_the_shortest_endings_of_their_paths(paths, labels):
     assert numbered(endings([Path(path) for path in paths])) == labels
+
+
+@pytest.mark.parametrize(
+    ("target", "more", "providers"),
+    [
+        ("onnx", {}, ("cpu", "cuda")),
+        ("onnx", {"weights": Weights("int8")}, ("cpu",)),
+        ("ort", {"operators": {"GroupQueryAttention": 5}}, ("cpu",)),
+        ("ort", {"operators": {"GroupQueryAttention": 5}, "dtype": "float16"}, ("cpu", "cuda")),
+        ("torchscript", {}, ("cpu",)),
+        ("ort-cuda", {}, ("cuda",)),
+    ],
+)
+def test_an_artefact_is_timed_on_every_provider_that_loads_it(target, more, providers, monkeypatch):
+    monkeypatch.setattr(cuda, "obstacle", lambda: None)
+    manifest = eager(load_preset("tiny-rope"))[1]
+    assert contestants._providers(manifest.replace(target=target, **more)) == providers
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.graphs import cuda, kernel_library
+from posenc_export.runtime.graphs import cuda, kernel_library, providers
 from posenc_export.runtime.graphs.onnx_files import NEWER, older, version
 from posenc_export.runtime.graphs.onnx_nodes import Nodes
 from posenc_export.runtime.graphs.onnx_parts import constant, new_node, opened, serialised
@@ -29,8 +29,6 @@ INTEGERS = "MatMulIntegerToFloat"  # exact sums of products of unsigned with sig
 EXACT = ("session.x64quantprecision", "1")  # products of unsigned bytes, which take longer
 SINCE = "1.30"  # version of ONNX Runtime; with EXACT, earlier ones abort the process
 SIZE, TOKENS = 64, (1, 4)  # of the products that are tried; one token has kernels of its own
-# Operators of target ort that have no float32 kernel for CUDA, or one with other rules.
-HOST_ONLY = {"GroupQueryAttention", "MoE", "QMoE", kernel_library.OPERATOR}
 PROVIDERS = {
     "cpu": ("CPUExecutionProvider", {}),
     "cuda": (cuda.NAME, cuda.OPTIONS),
@@ -45,7 +43,7 @@ def choose_provider(name: str, manifest: Manifest) -> str:
     it. The first artefact that only the machine keeps from it causes a warning that says why.
     """
     present, rule = onnxruntime.get_available_providers(), "runtime: expected"
-    host_only = _host_only(manifest)
+    host_only = providers.host_only(manifest)
     if name == "cpu" or (name == "auto" and (host_only or cuda.NAME not in present)):
         if manifest.dtype == "bfloat16":
             remedy = "load it on a machine that runs cuda, or export dtype float16"
@@ -62,17 +60,6 @@ def choose_provider(name: str, manifest: Manifest) -> str:
         raise ValueError(f"{rule} a machine that can run provider cuda, {got}")
     _warn_once(f"runtime: provider auto chose cpu, because provider cuda cannot run here: {got}")
     return "cpu"
-
-
-def _host_only(manifest: Manifest) -> str:
-    """Return what of an artefact runs on the CPU only; empty for nothing. Other targets than
-    ort-cuda have weights of few bits in forms that CUDA's kernels refuse, or read otherwise
-    (export/targets/weights.py).
-    """
-    if manifest.weights is not None and manifest.target != "ort-cuda":
-        return f"weights in {manifest.weights.format}"
-    needs = manifest.dtype == "float32" and not HOST_ONLY.isdisjoint(manifest.operators)
-    return f"target {manifest.target} in float32" if needs else ""
 
 
 @functools.cache

@@ -13,6 +13,8 @@ MOST_THREADS = 1024
 NAMES = ("auto", "cpu", "cuda")
 HELP = "auto, cpu or cuda for ONNX Runtime; cpu for torch (default: auto)"
 AUTO = "auto"
+# Operators of target ort that have no float32 kernel for CUDA, or one with other rules.
+HOST_ONLY = {"GroupQueryAttention", "MoE", "QMoE"}
 Threads = Union[None, int, str]  # None, a number, or AUTO
 PRODUCTS = (
     "Conv", "DynamicQuantizeMatMul", "Gemm", "MatMul", "MatMulInteger", "MatMulIntegerToFloat",
@@ -42,6 +44,17 @@ def check_name(name: str, manifest: Manifest) -> None:
     if (manifest.in_torch or target == "ort-native") and name not in ("auto", "cpu"):
         remedy = "export target ort or onnx-static"
         raise refusal("runtime", f"provider cpu for target {target}", name, remedy)
+
+
+def host_only(manifest: Manifest) -> str:
+    """Return what of an artefact for ONNX Runtime runs on the CPU only; empty for nothing. Other
+    targets than ort-cuda have weights of few bits in forms that CUDA's kernels refuse, or read
+    otherwise (export/targets/weights.py).
+    """
+    if manifest.weights is not None and manifest.target != "ort-cuda":
+        return f"weights in {manifest.weights.format}"
+    ours = manifest.target == "ort-native" or not HOST_ONLY.isdisjoint(manifest.operators)
+    return f"target {manifest.target} in float32" if ours and manifest.dtype == "float32" else ""
 
 
 def threads_for(threads: Threads, manifest: Manifest) -> Optional[int]:
