@@ -95,7 +95,8 @@ def _content(folder: Path) -> Any:
     if not path.is_file():
         inside = sorted(nested.parent.name for nested in folder.glob(f"*/{FILE_NAME}"))
         remedy = f"give one of its subfolders {', '.join(inside)}" if inside else ""
-        raise refusal(where, f"{FILE_NAME} in it", "none", remedy or _export_first(folder))
+        got = "a file" if folder.is_file() else "none"
+        raise refusal(where, f"{FILE_NAME} in it", got, remedy or _export_first(folder))
     size = path.stat().st_size
     if size > LONGEST:
         raise refusal(where, f"{FILE_NAME} of at most {LONGEST} bytes", size, REMEDY)

@@ -55,9 +55,7 @@ def test_verify_does_not_write_to_a_preset(package: Path) -> None:
 
 def test_a_folder_takes_precedence_over_a_preset_of_its_name(package: Path) -> None:
     Path("tiny-rope").mkdir()
-    with pytest.raises(
-        ValueError, match="artefact tiny-rope: expected posenc.json in it, got none"
-    ):
+    with pytest.raises(ValueError, match="tiny-rope: expected posenc.json in it, got none"):
         load("tiny-rope")
 
 
@@ -65,6 +63,7 @@ REFUSALS = {
     "tiny-rop": "did you mean tiny-rope?",
     "small-t5": "for the preset of this name, pip install 'posenc-export[presets]'",
     "model": "or a preset: tiny-rope, tiny-alibi",
+    "file.txt": "expected posenc.json in it, got a file; give a folder that `posenc export` wrote",
 }
 
 
@@ -72,6 +71,7 @@ REFUSALS = {
 def test_an_unknown_name_is_refused_with_the_remedy(
     name: str, package: Path, capsys: pytest.CaptureFixture
 ) -> None:
+    Path("file.txt").touch()
     assert main(["generate", name, "--prompt", "a"]) == 2
     assert REFUSALS[name] in capsys.readouterr().err
 
