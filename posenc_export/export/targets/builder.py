@@ -223,9 +223,12 @@ def constant_of(value: ir.Value) -> ir.Value:
 
 
 def transposed(value: Optional[ir.Value]) -> Optional[ir.Value]:
-    """Return what the Transpose node that produces `value` reads, or None."""
+    """Return the matrix whose transpose a value is, or None."""
     node = None if value is None else value.producer()
-    return node.inputs[0] if node is not None and node.op_type == "Transpose" else None
+    if node is None or node.op_type != "Transpose":
+        return None
+    order = node.attributes.get("perm")
+    return node.inputs[0] if order is None or list(order.as_ints()) == [1, 0] else None
 
 
 def numbers_of(value: ir.Value) -> np.ndarray:
@@ -299,7 +302,7 @@ def _read_constant(op: Builder, read: OnGrid) -> None:
     """Let the readers of OnGrid read the constant, in a transposed copy if they do so."""
     weight = read.weight
     for reader, _ in list(read.output.uses()):
-        if reader.op_type == "Transpose":
-            transposed = op.weight(f"{weight.name}.T", lambda: numbers_of(weight).T)
-            reader.outputs[0].replace_all_uses_with(transposed)
+        if transposed(reader.outputs[0]) is read.output:
+            turned = op.weight(f"{weight.name}.T", lambda: numbers_of(weight).T)
+            reader.outputs[0].replace_all_uses_with(turned)
     read.output.replace_all_uses_with(weight)

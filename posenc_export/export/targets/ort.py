@@ -110,10 +110,7 @@ def transposed_product(op: Builder, node: ir.Node) -> Optional[ir.Value]:
     """
     x, turned = node.inputs
     matrix = transposed(turned)
-    if turned is None or matrix is None or matrix.const_value is None:
-        return None
-    order = turned.producer().attributes.get("perm")  # type: ignore[union-attr]
-    if len(matrix.const_value.shape) != 2 or (order and tuple(order.as_ints()) != (1, 0)):
+    if matrix is None or matrix.const_value is None or len(matrix.const_value.shape) != 2:
         return None
     return op.FusedMatMul(x, matrix, domain=MICROSOFT, transB=1)
 
