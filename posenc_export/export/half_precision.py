@@ -91,10 +91,10 @@ def _check_hook(
         errors.add(result.double().numpy(), numbers.double().numpy())
     noise = {"float16": numerics.FLOAT16_NOISE, "bfloat16": numerics.BFLOAT16_NOISE}[dtype]
     bound = numerics.rounding_tolerance(noise)
-    error = numerics.cell_error(errors, rounds=True)
-    if not error <= bound:
+    worst = numerics.cell_error(errors, rounds=True)
+    if not worst <= bound:
         raise ValueError(
-            f"{rule} within {bound:.1e} of float32 in {dtype}, got {error:.1e}, with positions "
+            f"{rule} within {bound:.1e} of float32 in {dtype}, got {worst:.1e}, with positions "
             f"rounded to {dtype}; {EXACT}"
         )
 

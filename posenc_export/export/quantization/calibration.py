@@ -69,10 +69,10 @@ class Use(NamedTuple):
 class RoundedWeights(NamedTuple):
     """The weights of a model that are rounded."""
 
-    linear: Dict[str, Tensor]  # of linear layers [N,K], by name of the layer
-    tables: List[Tensor]  # of tokens
-    experts: List[Tensor]  # [N,K,M]
-    units: List[Tensor]  # those of linear layers that read the units of an MLP
+    linear: Mapping[str, Tensor]  # of linear layers [N,K], by name of the layer
+    tables: Sequence[Tensor]  # of tokens
+    experts: Sequence[Tensor]  # [N,K,M]
+    units: Sequence[Tensor]  # those of linear layers that read the units of an MLP
 
     @property
     def uses(self) -> List[Use]:
@@ -88,10 +88,10 @@ def weights_of(model: Model) -> RoundedWeights:
         linear, *others = map(model.by_name, (of.linear, of.tables, of.experts, of.of_units()))
         layers = {name.removesuffix(".weight"): weight for name, weight in linear.items()}
         return RoundedWeights(layers, *([*found.values()] for found in others))
-    layers = {name: part.weight for name, part in _parts(model, torch.nn.Linear)}
+    plain = {name: part.weight for name, part in _parts(model, torch.nn.Linear)}
     tables = [table.weight for _, table in _parts(model, torch.nn.Embedding)]
     mlps = [part for part in model.modules() if isinstance(part, (Gated, Plain))]
-    return RoundedWeights(layers, tables, [], [part.down.weight for part in mlps])
+    return RoundedWeights(plain, tables, [], [part.down.weight for part in mlps])
 
 
 def with_same_input(model: Model) -> Dict[str, str]:

@@ -238,10 +238,11 @@ def _heads(op: Builder, cached: Cached, widths: Sequence[int], rotates: bool) ->
         parts.append(op.merge_heads(_padded(op, part, wide)))
     split = parts[0].producer()
     if split is not None and split.op_type == "Split" and list(split.outputs) == parts:
-        parts = [split.inputs[0]]
-    inputs: Inputs = dict(zip(("q", "k", "v"), parts, strict=False))
-    past = {"past_k": cached.key.past, "past_v": cached.value.past}
-    return {**inputs, **past, "sinks": cached.node.sinks}
+        inputs: Inputs = {"q": split.inputs[0]}
+    else:
+        inputs = dict(zip(("q", "k", "v"), parts, strict=True))
+    inputs |= {"past_k": cached.key.past, "past_v": cached.value.past}
+    return {**inputs, "sinks": cached.node.sinks}
 
 
 def wide_size(*appended: Append) -> int:
