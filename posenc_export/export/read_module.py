@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import functools
-import inspect
 import math
 from dataclasses import dataclass, replace
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
@@ -38,9 +37,6 @@ LENGTH, LEAST = 16, 4  # tokens of an example that is drawn; fewest positions
 SEED = 0
 OF_MODULE = "calls."  # begins the names of the weights of the module that was read
 MATRICES = 4  # fewest weights with two axes that a value passes in one layer
-SUCCESSOR = (
-    "write forward(x) and call self.block(x), as docs/own-model.md shows: a module is read as it is"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -373,12 +369,6 @@ def read_again(model: Any, described: Mapping[str, Any]) -> Model:
 
 
 def _check(module: torch.nn.Module, where: str) -> None:
-    parameters = inspect.signature(module.forward).parameters
-    rest = any(one.kind == one.VAR_POSITIONAL for one in parameters.values())
-    around = any(isinstance(part, (AttentionBlock, Stack)) for part in module.modules())
-    if around and (rest or "key_positions" in parameters):
-        got = f"forward({', '.join(map(str, parameters.values()))})"
-        raise refusal(where, "forward to take an input alone", got, SUCCESSOR)
     dtypes = {p.dtype for p in module.parameters() if p.is_floating_point()}
     if dtypes and torch.float32 not in dtypes:
         got = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))

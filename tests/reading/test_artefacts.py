@@ -424,26 +424,20 @@ def test_swapped_weights_of_layers_are_found_before_anything_is_written(
 
 
 class Around(nn.Module):
-    """A block of this package between layers of its own, with the call that it once needed."""
+    """A block of this package between layers of its own."""
 
-    def __init__(self, old: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.table, self.block = nn.Embedding(VOCABULARY, 48), built(block("rope"))
-        self.head, self.old = nn.Linear(48, 5), old
+        self.head = nn.Linear(48, 5)
 
-    def forward(self, ids: Tensor, *where: Any) -> Any:
-        y, states = self.block(self.table(ids), *where)
-        return self.head(y), states
-
-
-class Plain(Around):
-    def forward(self, ids: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, ids: Tensor) -> Tensor:
         return self.head(self.block(self.table(ids)))
 
 
 def test_a_module_around_a_block_is_read_as_it_is() -> None:
     torch.manual_seed(0)
-    model = as_model(Plain(False).eval(), ReadAs(max_positions=POSITIONS))
+    model = as_model(Around().eval(), ReadAs(max_positions=POSITIONS))
     assert _certified(model)["passed"]
 
 
@@ -470,9 +464,6 @@ REFUSED = {
     "arguments for a block": (lambda: built(block_config(64, 4, 40)), {"max_positions": 40},
         "^export: expected example, max_positions, positions, axes, causal and output for your own "
         "module, got them for AttentionBlock; leave them out$"),
-    "the call of earlier versions": (lambda: Around(True), {"max_positions": 40},
-        r"^module Around: expected forward to take an input alone, got forward\(ids: .*\*where.*; "
-        r"write forward\(x\) and call self.block\(x\), as docs/own-model.md shows"),
     "no module": (lambda: 3, {},
         "expected a Stack, an AttentionBlock or another torch.nn.Module, got 3; pass"),
 }  # fmt: skip
