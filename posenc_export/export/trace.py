@@ -120,17 +120,13 @@ class Source:
         return self._traced(manifest)[1]
 
     def _traced(self, manifest: Manifest) -> Tuple[ir.Model, TracedConstants]:
-        def traced() -> Tuple[ir.Model, TracedConstants]:
-            self.say(Step(f"{manifest.target}: tracing"))
-            return _traced(self.model, manifest, self.on_grid)
-
-        return self.once(("graph", manifest.signature), traced)
+        return self.once(("graph", manifest.signature), lambda: _traced(self, manifest))
 
 
-def _traced(
-    model: Model, manifest: Manifest, on_grid: Mapping[str, OnGrid]
-) -> Tuple[ir.Model, TracedConstants]:
+def _traced(source: Source, manifest: Manifest) -> Tuple[ir.Model, TracedConstants]:
     """Return the optimized graph, and what was computed from constants before."""
+    source.say(Step(f"{manifest.target}: tracing"))
+    model = source.model
     traced = model.traced_once() if isinstance(model, ReadModule) else model
     module = wrap(traced, manifest.signature)
     arguments, shapes = trace_inputs(manifest)
@@ -139,7 +135,7 @@ def _traced(
     graph = program.model.graph
     _complete(graph)
     constants = TracedConstants(graph)
-    _read_through_nodes(graph, module, model, on_grid)
+    _read_through_nodes(graph, module, model, source.on_grid)
     turned = _transposed_weights(graph)
     program.optimize()
     for value, name in turned.items():
