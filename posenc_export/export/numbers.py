@@ -135,20 +135,16 @@ def numbers_of(tensor: torch.Tensor) -> np.ndarray:
 
 def with_zeros(numbers: np.ndarray, shape: Shape) -> Optional[np.ndarray]:
     """Return numbers in the front of an array of zeros; None if the shape is smaller."""
-    if len(shape) != numbers.ndim or any(
-        wide < size for wide, size in zip(shape, numbers.shape, strict=True)
-    ):
+    missing = [wide - size for wide, size in zip(shape, numbers.shape, strict=False)]
+    if len(shape) != numbers.ndim or min(missing, default=0) < 0:
         return None
-    whole: np.ndarray = np.zeros(shape, numbers.dtype)
-    whole[tuple(slice(size) for size in numbers.shape)] = numbers
-    return whole
+    return np.pad(numbers, [(0, count) for count in missing])
 
 
 def _flat_scales(scales: np.ndarray, shape: Shape) -> np.ndarray:
     """Return scales [K,D] of a cache as [K*wide]; channels that pad heads have scale 1."""
-    whole: np.ndarray = np.ones((len(scales), shape[0] // len(scales)), np.float32)
-    whole[:, : scales.shape[1]] = scales
-    return whole.reshape(-1)
+    missing = shape[0] // len(scales) - scales.shape[1]
+    return np.pad(scales, ((0, 0), (0, missing)), constant_values=1).reshape(-1)
 
 
 def _by_output(numbers: np.ndarray, _: Shape) -> np.ndarray:

@@ -110,10 +110,8 @@ def _parts(model: Model, kind: Type[Part]) -> List[tuple[str, Part]]:
     """Return the modules of a class by name, without encodings, which stay in float32."""
     encodings = [part for part in model.modules() if isinstance(part, PositionEncoding)]
     inside = {id(part) for encoding in encodings for part in encoding.modules()}
-    named = list(model.named_modules(remove_duplicate=False))
-    kept = {name for name, part in named if id(part) in inside}
-    of_kind = ((name, part) for name, part in model.named_modules() if isinstance(part, kind))
-    return [(name, part) for name, part in of_kind if name not in kept]
+    outside = ((name, part) for name, part in model.named_modules() if id(part) not in inside)
+    return [(name, part) for name, part in outside if isinstance(part, kind)]
 
 
 class Watching(TorchFunctionMode):

@@ -256,9 +256,8 @@ def store_caches(op: Builder, manifest: Manifest, scales: Mapping[str, np.ndarra
 
 def _scales(op: Builder, past: Any, scales: Mapping[str, np.ndarray]) -> ir.Value:
     """Return the scales [K*D] of a cache."""
-    unpadded = scales[past.name]
-    padded = np.ones((len(unpadded), size(past, 3)), np.float32)  # heads are padded with zeros
-    padded[:, : unpadded.shape[1]] = unpadded
+    missing = size(past, 3) - scales[past.name].shape[1]  # heads are padded with zeros
+    padded = np.pad(scales[past.name], ((0, 0), (0, missing)), constant_values=1)
     return op.weight(f"{past.name}.scale", lambda: padded.reshape(-1))
 
 
