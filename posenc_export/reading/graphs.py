@@ -26,12 +26,10 @@ CHOOSES = (
 WITHOUT_TOKENS = "leaves no axis of tokens, and not the last token"
 TURNS = {aten.permute.default, aten.transpose.int, aten.t.default, aten.numpy_T.default}
 LARGEST = {aten.max.dim: aten.amax.default, aten.cummax.default: running_max}
-_SAME = {
-    aten.alias.default,
-    aten.contiguous.default,
-    aten.detach.default,
-    aten.lift_fresh_copy.default,
-}
+COPIES = {
+    aten.clone.default, aten.contiguous.default, aten.alias.default, aten.detach.default,
+    aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.detach_.default,
+}  # fmt: skip
 _NO_VALUE = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size"}
 _BOUNDING = set("lt le gt ge eq ne floordiv mod min max clamp div floor_divide remainder".split())
 _BOUNDING |= set("sym_max sym_min minimum maximum fmod".split())
@@ -136,7 +134,7 @@ def _chooses_last(node: Node, tokens: Any, program: ExportedProgram) -> bool:
         if len(chosen) != 1 or str(shape[chosen[0][0]]) != str(tokens):
             return False
         held = chosen[0][1]
-        while held.target in _SAME:
+        while held.target in COPIES:
             held = held.args[0]
         names = program.graph_signature.inputs_to_lifted_tensor_constants
         value = program.constants.get(names.get(held.name, ""))
@@ -296,7 +294,7 @@ def _simplified(graph: Graph) -> None:
         elif node.target is aten.copy.default and _is_like(node, node.args[1]):
             node.replace_all_uses_with(node.args[1])
             graph.erase_node(node)
-        elif node.target in _SAME or _whole_slice(node) or keeps_dtype(node):
+        elif node.target in COPIES or _whole_slice(node) or keeps_dtype(node):
             node.replace_all_uses_with(_first(node))
             graph.erase_node(node)
         elif node.target in LARGEST and all(user.args[1] == 0 for user in node.users):

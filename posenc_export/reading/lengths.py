@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -106,6 +106,7 @@ class Replay:
     roles: Roles
 
 
+@dataclass(eq=False)
 class Call:
     """The inputs of one call, and what has been computed in it.
 
@@ -121,36 +122,30 @@ class Call:
         x, write_index, states, coordinates, memory: as in reading.read.Reading.
     """
 
-    def __init__(
-        self,
-        ops: Any,
-        positions: Tensor,
-        key_positions: Tensor,
-        last: int,
-        after: int = 0,
-        x: Optional[Tensor] = None,
-        write_index: Optional[Tensor] = None,
-        states: Sequence[Tensor] = (),
-        coordinates: Optional[Tensor] = None,
-        memory: Sequence[Tensor] = (),
-    ) -> None:
-        self.ops, self.positions, self.key_positions = ops, positions, key_positions
-        self.coordinates = coordinates
-        self.last, self.after, self.x = last, after, x
-        self.write_index, self.states = write_index, states
-        rows, new = positions.shape
-        self.counts: Counts = {"B": rows, "Q": new, "K": -1, "D": last + 1}
-        self.counts["keys"] = key_positions.shape[1]
-        self.memory = memory
-        if memory:
-            self.counts["M"] = memory[0].shape[1]
-        self.values: Dict[Node, Any] = {}
-        self.keys: Dict[Node, Tensor] = {}
-        self.cached: Dict[Any, Tensor] = {}
-        self.tails: Dict[Any, Tensor] = {}
-        self._around: Dict[int, Tuple[Tensor, Tensor]] = {}
-        self.lengths: Dict[int, Tuple[Tensor, bool]] = {}
-        self.waves: Dict[Tuple[str, str], Tensor] = {}
+    ops: Any
+    positions: Tensor
+    key_positions: Tensor
+    last: int
+    after: int = 0
+    x: Optional[Tensor] = None
+    write_index: Optional[Tensor] = None
+    states: Sequence[Tensor] = ()
+    coordinates: Optional[Tensor] = None
+    memory: Sequence[Tensor] = ()
+    values: Dict[Node, Any] = field(default_factory=dict)
+    keys: Dict[Node, Tensor] = field(default_factory=dict)
+    cached: Dict[Any, Tensor] = field(default_factory=dict)
+    tails: Dict[Any, Tensor] = field(default_factory=dict)
+    lengths: Dict[int, Tuple[Tensor, bool]] = field(default_factory=dict)
+    waves: Dict[Tuple[str, str], Tensor] = field(default_factory=dict)
+    _around: Dict[int, Tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rows, new = self.positions.shape
+        self.counts: Counts = {"B": rows, "Q": new, "K": -1, "D": self.last + 1}
+        self.counts["keys"] = self.key_positions.shape[1]
+        if self.memory:
+            self.counts["M"] = self.memory[0].shape[1]
 
     @functools.cached_property
     def places(self) -> Tensor:

@@ -43,49 +43,34 @@ class Operators:
         Returns:
             the result with rows first.
         """
-        if self._stacked.get(node):
-            return self._stack(node, values, apart, counts, role, roles)
+        rank, pairs = len(roles), list(zip(values, apart, strict=True))
+
+        def run(inputs: Sequence[Any]) -> Any:
+            return self.values.call(node, inputs, counts, role, roles)
 
         def row(*some: Tensor) -> Any:
             left = iter(some)
-            own = [next(left) if a else x for x, a in zip(values, apart, strict=True)]
-            return self.values.call(node, own, counts, role, roles)
+            return run([next(left) if own else x for x, own in pairs])
 
+        def stacked() -> Any:  # all rows at once, each value with as many axes as the output
+            axes = (slice(None), *[None] * rank)
+            few = [own and x.dim() <= rank for x, own in pairs]
+            of = zip(values, few, strict=True)
+            return run([x[axes[: rank + 2 - x.dim()]] if add else x for x, add in of])
+
+        if self._stacked.get(node):
+            result: Tensor = stacked()
+            return result
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # vmap's own
-            result: Tensor = torch.vmap(row)(*(x for x, a in zip(values, apart, strict=True) if a))
+            result = torch.vmap(row)(*(x for x, own in pairs if own))
         if node not in self._stacked and min(counts["Q"], counts.get("keys", counts["K"])) > 1:
             # One token would hide an exchange of its axis with the rows.
-            self._stacked[node] = self._stacks(node, values, apart, counts, role, roles, result)
+            try:
+                self._stacked[node] = same(stacked(), result, FINE)
+            except (RuntimeError, IndexError, ValueError, TypeError):  # of torch for other axes
+                self._stacked[node] = False
         return result
-
-    def _stack(
-        self,
-        node: Node,
-        values: Sequence[Any],
-        apart: Sequence[bool],
-        counts: Counts,
-        role: str,
-        roles: Roles,
-    ) -> Tensor:
-        """Run an operator on all rows at once, each value with as many axes as the output."""
-        rank = len(roles)
-        values = [
-            x[(slice(None), *[None] * (rank + 1 - x.dim()))] if own and x.dim() <= rank else x
-            for x, own in zip(values, apart, strict=True)
-        ]
-        result: Tensor = self.values.call(node, values, counts, role, roles)
-        return result
-
-    def _stacks(self, node: Node, *arguments: Any) -> bool:
-        """Return whether an operator on all rows at once gives the rows of `result`, the last
-        argument.
-        """
-        try:
-            got = self._stack(node, *arguments[:-1])
-        except (RuntimeError, IndexError, ValueError, TypeError):  # raised by torch for other axes
-            return False
-        return isinstance(got, Tensor) and same(got, arguments[-1], FINE)
 
 
 def rows_first(x: Tensor, roles: Roles, counts: Counts) -> Tensor:

@@ -7,14 +7,10 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from posenc_export import ops
-from posenc_export.reading.graphs import keeps_dtype
+from posenc_export.reading.graphs import COPIES, keeps_dtype
 from posenc_export.reading.values import packet
 
 aten = torch.ops.aten
-COPIES = {
-    aten.clone.default, aten.contiguous.default, aten.alias.default, aten.detach.default,
-    aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.detach_.default,
-}  # fmt: skip
 RESHAPES = {
     aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.flatten.using_ints,
     aten.unflatten.int,
