@@ -20,8 +20,8 @@ from typing import (
 )
 
 import torch
-from torch import Tensor, library
-from torch.fx import Node
+from torch import Tensor, library, nn
+from torch.fx import Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from posenc_export.ops.recurrence import gated_delta
@@ -114,7 +114,11 @@ class Cut:
     def __init__(self, trace: Trace, inputs: Sequence[Tensor], forms: Sequence["Form"]) -> None:
         self.graph = trace.graph
         self.rows, self.length = inputs[0].shape[:2]
-        self.values = self._values(trace, inputs)
+        root = nn.Module()
+        vars(root).update(trace.held)
+        run_all = Interpreter(root, garbage_collect_values=False, graph=self.graph)
+        run_all.run(*inputs)
+        self.values: Dict[Node, Any] = run_all.env
         placeholders = (n for n in self.graph.nodes if n.op == "placeholder")
         self.data = depending(self.graph, (n for n in placeholders if self._has_tokens(n)))
         self.output = next(iter(reversed(self.graph.nodes)))
@@ -122,19 +126,6 @@ class Cut:
         for group in self._groups():
             self._replace(group)
         self.graph.eliminate_dead_code()
-
-    def _values(self, trace: Trace, inputs: Sequence[Tensor]) -> Dict[Node, Any]:
-        """Return the values of all nodes."""
-        left, values = iter(inputs), dict[Node, Any]()
-        for node in self.graph.nodes:
-            if node.op == "placeholder":
-                values[node] = next(left)
-            elif node.op == "get_attr":
-                values[node] = trace.held[str(node.target)]
-            elif node.op == "call_function":
-                args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-                values[node] = node.target(*args, **kwargs)
-        return values
 
     def _has_tokens(self, node: Node) -> bool:
         """Return whether a value has an axis of tokens, or one of rows and tokens."""

@@ -21,12 +21,6 @@ class Calls(torch.nn.Module):
 """
 INFIX = {operator.add: "+", operator.mul: "*", operator.sub: "-", operator.floordiv: "//"}
 OPTIONAL_TENSORS = "List[Optional[Tensor]]"
-# TorchScript writes dtypes as numbers, in the order of c10::ScalarType.
-DTYPES = {
-    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4,
-    torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bool: 11, torch.bfloat16: 15,
-}  # fmt: skip
-FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1}
 IGNORED = ("device", "pin_memory", "layout")  # of the process that runs it
 _numbers = itertools.count()
 
@@ -110,10 +104,8 @@ class _Source:
             return self.names[value]
         if isinstance(value, (list, tuple)):
             return f"[{', '.join(map(self._value, value))}]"
-        if isinstance(value, torch.dtype):
-            return str(DTYPES[value])
-        if isinstance(value, torch.memory_format):
-            return str(FORMATS[value])
+        if isinstance(value, (torch.dtype, torch.memory_format)):
+            return str(value)
         if isinstance(value, float) and value in (float("inf"), float("-inf")) or value != value:
             return f'float("{value}")'
         return repr(value)
