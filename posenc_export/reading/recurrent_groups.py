@@ -78,17 +78,14 @@ def _(*given: Any) -> Tensor:
     return torch.empty(v.shape, dtype=v.dtype)
 
 
-def axes_of(t: Tensor, rows: int, length: int) -> Optional[Tuple[Optional[int], Optional[int]]]:
-    """Return the axes of rows and tokens, each None if there is none; None: one is there twice, or
-    is part of another.
-    """
+def axes_of(t: Tensor, rows: int, length: int) -> Optional[Tuple[int, int]]:
+    """Return the axes of rows and tokens; None if one is not there once, or is part of another."""
     shape = list(t.shape)
-    if shape.count(rows) > 1 or shape.count(length) > 1:
+    if (shape.count(rows), shape.count(length)) != (1, 1):
         return None
     if any(size % length == 0 and size > length for size in shape):
         return None
-    found = [shape.index(size) if size in shape else None for size in (rows, length)]
-    return found[0], found[1]
+    return shape.index(rows), shape.index(length)
 
 
 def near(a: Tensor, b: Tensor) -> bool:
@@ -262,7 +259,7 @@ class _Roles:
 
     def find(self, hints: Sequence[Form]) -> Optional[Form]:
         """Return a form with the same numbers, of `hints` if there are any."""
-        if any(own is None or None in own for own in self.axes):
+        if None in self.axes:
             return None
         self.y, *self.of = (
             t.movedim(a, (0, 1)) for t, a in zip((self.y, *self.of), self.axes, strict=True)

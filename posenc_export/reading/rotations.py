@@ -7,7 +7,7 @@ give the same as ops.rotate_pairs with these tables for any other heads.
 
 import itertools
 from collections import ChainMap
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -173,17 +173,19 @@ class Rotations:
             if size % 2 or size > x.shape[3]:
                 continue
             form = Form(size, *pairs)
-            cos, sin = (wave[:, :, None] for wave in self._waves(region, form, some, {}))
+            cos, sin = (wave[:, :, None] for wave in self._waves(region, form, some.shape[:2], {}))
             expected = ops.apply_rotation(form.before(some), cos, sin, form.after.interleaved)
             if sin.any() and same(expected, turned, FINE):  # a factor alone turns nothing
                 return form
         return None
 
     def _waves(
-        self, region: Region, form: Form, like: Tensor, lengths: Mapping[Node, Tensor]
+        self, region: Region, form: Form, sizes: Sequence[int], lengths: Mapping[Node, Tensor]
     ) -> Tuple[Tensor, Tensor]:
-        """Return cos and sin [B,S,r/2] of the first head."""
-        x = torch.zeros_like(like)
+        """Return cos and sin [B,S,r/2] of the first head. sizes: B and S."""
+        of, roles = self.values.of[region.root], self.properties.steps[region.root].roles
+        heads = in_heads(of, roles, region.root_order, self.values.counts).shape[2:]
+        x = torch.zeros(*sizes, *heads)
         form.halves(x)[0].fill_(1)
         cos, sin = form.after.halves(self._run(region, x, lengths)[:, :, 0])
         return cos, sin
@@ -210,7 +212,6 @@ class Rotations:
             return None
         count, parts = self.values.max_positions, []
         whole = {other: self.values.at(other, count) for other in read}
-        heads, size = self._heads(region)
         for start in range(0, count, CHUNK):
             some = range(start, min(start + CHUNK, count))
             counts: Counts = {"B": 1, "Q": count, "K": count}
@@ -218,8 +219,7 @@ class Rotations:
                 other: select(whole[other], roles, {"Q": some}, counts)
                 for other, roles in read.items()
             }
-            like = torch.zeros(1, len(some), heads, size)
-            parts.append(self._waves(region, form, like, lengths))
+            parts.append(self._waves(region, form, (1, len(some)), lengths))
         cos, sin = (torch.cat(part, 1)[0] for part in zip(*parts, strict=True))
         return cos, sin
 
@@ -233,8 +233,7 @@ class Rotations:
         (drawn,) = capture.drawn(1, DRAWN)
         known: Dict[Node, Any] = {capture.positions: drawn}  # type: ignore[dict-item]
         lengths = {other: self.values.at(other, DRAWN, known) for other in read}
-        like = torch.zeros(1, DRAWN, *self._heads(region))
-        waves = zip((cos, sin), self._waves(region, form, like, lengths), strict=True)
+        waves = zip((cos, sin), self._waves(region, form, (1, DRAWN), lengths), strict=True)
         errors = sum((table[drawn[:, 0]] - wave).abs().amax(1) for table, wave in waves)
         least, axis = errors.min(0)  # type: ignore[union-attr]
         turned = axis == torch.arange(len(drawn))[:, None]
@@ -250,12 +249,6 @@ class Rotations:
                 if self.values.kind[other] == "length":
                     found[other] = read
         return found
-
-    def _heads(self, region: Region) -> Tuple[int, int]:
-        last = region.nodes[-1]
-        roles = self.properties.steps[last].roles
-        x = in_heads(self.values.of[last], roles, region.order, self.values.counts)
-        return int(x.shape[2]), int(x.shape[3])
 
 
 def _is_linear(cos: Tensor, sin: Tensor) -> bool:
