@@ -28,13 +28,13 @@ from posenc_export.runtime.session.caches import WINDOW_ROOM
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.session.session import REWIND, Session
 from posenc_export.runtime.verification import grid_inputs
-from posenc_export.runtime.verification.cells import outputs_by
 from posenc_export.runtime.verification.grid_inputs import (
     BESIDE,
     LongSequence,
     encoder_rows,
     fill_length,
 )
+from posenc_export.runtime.verification.measuring import outputs_by
 from posenc_export.runtime.verification.proof import Accuracy, Expected, rounded_up
 from posenc_export.runtime.verification.scenarios import AttributeCase, Case
 from posenc_export.shared import numerics

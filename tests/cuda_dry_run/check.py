@@ -20,7 +20,7 @@ from posenc_export.runtime.graphs import cuda
 from posenc_export.runtime.graphs.onnx_files import load_errors
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.verification import grid_inputs, proof
-from posenc_export.runtime.verification.cells import cells_of
+from posenc_export.runtime.verification.measuring import cells_of
 from posenc_export.runtime.verification.scenarios import Level
 from tests.cuda_dry_run.capture import captured
 from tests.cuda_dry_run.inputs import tokens

@@ -6,7 +6,7 @@
    solver, which it asks, and `operators.py` its operators. `claims.py` proves what the manifest
    declares of it for the calls of `any_call.py`. `indices.py` also compares rows of attention
    kernels. `torch_graph.py` reads a torch.export program as nodes of ONNX.
-3. Graph: `measuring.py` runs the cells of `cells.py` and compares them with the outputs that
+3. Graph: `measuring.py` runs the cells of the grid, and compares them with the outputs that
    `proof.py` reads; of an artefact that rounds, first the form that `float32_form.py` writes.
 4. Kernels: `conformance/geometry.py` finds the operators of a graph that have a contract, and
    `conformance/suite.py` tries the kernels of this machine alone, unless one is known to be right.

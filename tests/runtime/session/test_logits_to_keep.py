@@ -11,7 +11,7 @@ from posenc_export import load
 from posenc_export.export import describe, export, signatures
 from posenc_export.models.presets import seeded
 from posenc_export.runtime.session.reading import Reading
-from posenc_export.runtime.verification import cells
+from posenc_export.runtime.verification import measuring
 from posenc_export.runtime.verification.scenarios import Case
 from posenc_export.shared.numerics import worst_error
 from tests.tiny import block, decoder
@@ -129,7 +129,7 @@ def test_certificates_compare_them_where_the_graph_chooses_and_all_logits_everyw
     tokens = np.zeros((3, 36), np.int64)
     case = Case(tokens, tokens[..., None], [0] * 3, 18, tokens, tokens[..., None])
     chosen, whole = (
-        {scenario.name for scenario in cells.scenarios_of(models(name).manifest, case)}
+        {scenario.name for scenario in measuring.scenarios_of(models(name).manifest, case)}
         for name in ("onnx", "mask")
     )
     assert whole < chosen and chosen - whole == {"last of ragged rows", "last of left padding"}
