@@ -59,14 +59,14 @@ class Program:
 
     Attributes:
         graph: nodes of ONNX; of stored tensors, names and shapes.
+        names: of the results of nodes.
     """
 
     def __init__(self) -> None:
-        self.graph, self.names = Nodes(opsets={"": OPSET}), dict[Any, str]()
+        self.graph, self.names = Nodes(opsets={"": OPSET}), dict[Any, List[str]]()
         self._inputs: Dict[str, Any] = {}  # nodes by name
         self._stored: Dict[Any, Any] = {}  # by node, what is the same in every call
         self._whole: Set[Any] = set()  # nodes that positions and sizes determine
-        self._items: Dict[Any, List[str]] = {}  # names of the results of nodes with several
         self._known: Dict[str, List[str]] = {}  # outputs of nodes that compute the same
         self._place = ""  # begins the names of results
 
@@ -77,11 +77,11 @@ class Program:
         if hasattr(result, "dim"):
             shape = tuple(result.shape)
             self.graph.constants[name] = Constant(name, element(result.dtype), shape)
-            self.names[node] = name
+            self.names[node] = [name]
 
     def begin(self, node: Any, name: str) -> None:
         """Add an input."""
-        self._inputs[name], self.names[node] = node, name
+        self._inputs[name], self.names[node] = node, [name]
         self.graph.inputs[name] = element(value(node).dtype)
         if not value(node).is_floating_point() and name not in TOKENS:
             self._whole.add(node)
@@ -89,7 +89,7 @@ class Program:
     def end(self, name: str, state: str) -> None:
         """Add an output: the memory of an input after the call."""
         memory = self.names[self._inputs[state]]
-        self.graph.nodes.append(onnx_parts.new_node("Identity", [memory], [name]))
+        self.graph.nodes.append(onnx_parts.new_node("Identity", memory, [name]))
         self.graph.outputs.append(name)
 
     def part(self) -> IntegerPart:
@@ -97,7 +97,7 @@ class Program:
         part = integer_part(self.graph)
         read = {name for node in part.nodes for name in node.inputs}
         for node, tensor in self._stored.items():
-            if (name := self.names.get(node, "")) in read:
+            if (name := self.names.get(node, [""])[0]) in read:
                 numbers = tensor.detach()
                 numbers = numbers.float() if element(numbers.dtype) == "bfloat16" else numbers
                 part.graph.constants[name] = onnx_parts.constant(name, numbers.contiguous().numpy())
@@ -116,17 +116,16 @@ class Program:
         if read <= self._whole:
             self._whole.add(node)
         if target is operator.getitem:
-            self.names[node] = self._items[node.args[0]][node.args[1]]
+            self.names[node] = [self.names[node.args[0]][node.args[1]]]
         elif schema is None:
             if target.__name__ not in NUMBERS:
                 raise Untranslated(f"operator {target.__name__} on sizes")
             numbers = [[x] if isinstance(x, int) else x for x in node.args]
-            self.names[node] = self.node(NUMBERS[target.__name__], *numbers)
+            self.names[node] = self.nodes(NUMBERS[target.__name__], 1, *numbers)
         else:
             accepted = [each.name for each in schema.arguments]
             arguments = {**dict(zip(accepted, node.args, strict=False)), **node.kwargs}
-            made = self._made(node, schema, arguments)
-            self.names[node], self._items[node] = made[0], made
+            self.names[node] = self._made(node, schema, arguments)
 
     def _made(self, node: Any, schema: Any, a: Arguments) -> List[str]:
         """Write an operator, and return the names of its results."""
@@ -167,7 +166,7 @@ class Program:
             made = self.node("TensorScatter", memory, a[WRITES[name]], first, axis=1)
         else:
             made = self.node("Memory", MEMORY, memory)
-        self.names[memory] = made
+        self.names[memory] = [made]
         return made
 
     def _is_view(self, node: Any) -> bool:
@@ -179,7 +178,7 @@ class Program:
         if isinstance(x, str) or x is None:
             return x or ""
         if is_node(x):
-            return self.names[x]
+            return self.names[x][0]
         kind = np.float32 if isinstance(x, float) else None if isinstance(x, bool) else np.int64
         numbers = x if isinstance(x, np.ndarray) else np.array(x, kind)
         name = f"{numbers.tolist()} {numbers.dtype}"
