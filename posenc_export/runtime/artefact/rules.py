@@ -9,18 +9,7 @@ import msgspec
 from posenc_export.runtime.artefact import graph_inputs
 from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS
 from posenc_export.runtime.artefact.certificate import CHECKS, Proof
-from posenc_export.runtime.artefact.graph_inputs import (
-    HIDDEN,
-    KEYS_AND_VALUES,
-    B,
-    M,
-    P,
-    Q,
-    R,
-    S,
-    T,
-    W,
-)
+from posenc_export.runtime.artefact.graph_inputs import B, M, P, Q, R, S, T, W
 from posenc_export.runtime.artefact.schema import TARGETS, Axis, Manifest, State, Value
 from posenc_export.shared.refusal import expect
 
@@ -37,9 +26,9 @@ OF_ENCODER = re.compile(r"past_key_values\.\d+\.encoder\.(key|value)")
 # Names of the first output by kind
 OUTPUTS = {
     "decoder": ["logits"],
-    "encoder": [HIDDEN],
+    "encoder": [graph_inputs.HIDDEN],
     "block": ["output"],
-    "module": ["output", "logits", HIDDEN, KEYS_AND_VALUES],
+    "module": ["output", "logits", graph_inputs.HIDDEN, graph_inputs.KEYS_AND_VALUES],
 }
 
 
@@ -210,13 +199,11 @@ def _check_caches(manifest: Manifest) -> None:
     for name, format_ in CACHE_FORMATS.items():
         small = [s for s in manifest.states if s.dtype == name != manifest.dtype]
         allowed = target in format_.targets and manifest.dtype == "float32"
-        expect(
-            bool(small) == (manifest.cache == name) and (allowed or not small),
-            f"{name} states exactly with cache {name}, for target {' or '.join(format_.targets)} "
-            "in float32",
-            f"{len(small)} {name} states with cache {manifest.cache or manifest.dtype} for target "
-            f"{target} in {manifest.dtype}",
-        )
+        holds = bool(small) == (manifest.cache == name) and (allowed or not small)
+        where = f"for target {' or '.join(format_.targets)} in float32"
+        got = f"{len(small)} {name} states with cache {manifest.cache or manifest.dtype}"
+        got += f" for target {target} in {manifest.dtype}"
+        expect(holds, f"{name} states exactly with cache {name}, {where}", got)
         others = [state.past for state in small if state not in keys_and_values(manifest)]
         expect(not others, f"{name} states to be in-place keys and values", ", ".join(others))
     windows = " or ".join(name for name, other in TARGETS.items() if other.windows)

@@ -14,13 +14,8 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import numpy as np
 
-from posenc_export.runtime.session.arguments import (
-    Numbers,
-    RowTokens,
-    padded_rows,
-    per_row,
-    short_repr,
-)
+from posenc_export.runtime.session import arguments
+from posenc_export.runtime.session.arguments import Numbers, RowTokens, short_repr
 from posenc_export.runtime.session.buffers import Slots
 from posenc_export.runtime.session.caches import GROWS, REPLACED, Caches, Write
 from posenc_export.runtime.session.errors import expected
@@ -164,7 +159,9 @@ class Rows:
         with tokens does not continue.
         """
         count = len(counts)
-        asked = np.zeros(count, np.int64) if start is None else per_row("start", start, count)
+        asked = np.zeros(count, np.int64)
+        if start is not None:
+            asked = arguments.per_row("start", start, count)
         if self.reached[0] or self._length.any():
             length = self.length
             if count != self.count:
@@ -314,7 +311,8 @@ class Rows:
     def _tokens_of(self, replay: Mapping[int, Sequence[Token]]) -> RowTokens:
         """Return tokens of some rows, by their index, as those of all rows."""
         manifest, rows = self.caches.graph.manifest, [replay.get(i, ()) for i in range(self.count)]
-        x, counts = padded_rows([[token for token, _ in row] for row in rows], manifest.inputs[0])
+        tokens = [[token for token, _ in row] for row in rows]
+        x, counts = arguments.padded_rows(tokens, manifest.inputs[0])
         planes: Dict[str, np.ndarray] = {}
         if manifest.axes:
             grid = planes["grid"] = np.zeros((manifest.axes, *x.shape[:2]), np.int64)
