@@ -333,8 +333,6 @@ def shape_of(state: State, rows: int, slots: int) -> Shape:
 
 def allocates_lazily(graph: Graph) -> bool:
     """Whether caches of a graph may have more slots than are used, of which no memory is taken."""
-    states = [state for state in graph.manifest.states if not state.replaced]
-    moves = any([state.grows or state.reads_hidden for state in states])
-    return (
-        CAN_RESERVE and graph.device == "cpu" and not moves and not graph.manifest.capacity_bucket
-    )
+    manifest = graph.manifest
+    moves = any([s.grows or (s.in_place and s.reads_hidden) for s in manifest.states])
+    return CAN_RESERVE and graph.device == "cpu" and not (moves or manifest.capacity_bucket)
