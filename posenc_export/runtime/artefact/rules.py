@@ -2,7 +2,8 @@
 
 import re
 from collections import Counter
-from typing import Any, Dict, List, Sequence, Tuple
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import msgspec
 
@@ -65,17 +66,24 @@ def check(manifest: Manifest) -> None:
             msgspec.convert(certificate.get("checks", {}), CHECKS)
 
 
+@contextmanager
+def named(file: str) -> Iterator[None]:
+    """Say in a ValueError which file of an artefact it is about."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"runtime: {file}: {error}; export again") from None
+
+
 def check_graph(manifest: Manifest, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """Compare a manifest with the inputs and outputs of a graph as ONNX Runtime gives them. Raise
     ValueError for other names, dtypes, ranks or sizes.
     """
     past = [Value(state.past, state.dtype, state.axes) for state in manifest.states]
     present = [Value(state.present, state.dtype, present_axes(state)) for state in manifest.states]
-    try:
+    with named(graph_file(manifest)):
         _compare("input", [*manifest.inputs, *manifest.encoder, *past], inputs)
         _compare("output", [*manifest.outputs, *present], outputs)
-    except ValueError as error:
-        raise ValueError(f"runtime: {graph_file(manifest)}: {error}; export again") from None
 
 
 def _compare(what: str, described: Sequence[Value], declared: Sequence[Any]) -> None:

@@ -7,14 +7,15 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from posenc_export.runtime.artefact import archive, pt2_archive, rules
 from posenc_export.runtime.artefact.files import utf8
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.runtime.session.caches import BoundRun, Feeds, RunMemory
-from posenc_export.shared.foreign import FOREIGN
+from posenc_export.shared.foreign import explained
+from posenc_export.shared.refusal import expect
 
 _lock = threading.Lock()
 _limits: List[int] = []  # one entry per running call: the number of threads of its graph
@@ -114,7 +115,7 @@ def read_script(path: Path) -> Any:
     """Read the torch.jit.ScriptModule of model.pt. Raise ValueError as `load_torch` does."""
     import torch
 
-    with _refusing_archive(path), path.open("rb") as stream:
+    with rules.named(path.name), path.open("rb") as stream:
         archive.check_archive(stream)
     # torch.jit warns at every call.
     with _refusing_damage(path), quiet(DeprecationWarning, FutureWarning):
@@ -149,7 +150,7 @@ def read_program(path: Path, manifest: Manifest) -> Any:
     """Read the ExportedProgram of model.pt2 without running code. Raises as `load_torch`."""
     import torch
 
-    with _refusing_archive(path), path.open("rb") as stream:
+    with rules.named(path.name), path.open("rb") as stream:
         entries = archive.read_checked(stream, pt2_archive.is_tensor)
         pt2_archive.check(entries)
     # torch reads the checked entries even if its zip reader would find others in the file.
@@ -157,39 +158,28 @@ def read_program(path: Path, manifest: Manifest) -> Any:
     del entries  # and their memory
     with _refusing_damage(path):
         program = torch.export.load(content)
-    _check_arguments(path, program, manifest)
+    with rules.named(path.name):
+        _check_arguments(program, manifest)
     return program
 
 
-@contextmanager
-def _refusing_archive(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"runtime: {path.name}: {error}; export again") from None
-
-
-def _check_arguments(path: Path, program: Any, manifest: Manifest) -> None:
+def _check_arguments(program: Any, manifest: Manifest) -> None:
     """Raise ValueError unless a program takes and returns tensors as the manifest nests them."""
     from torch.utils import _pytree
 
     positions = [0] * manifest.stores_positions
     others = [0] * (len(manifest.states) - len(positions))
     inputs, encoder = [0] * len(manifest.inputs), [0] * len(manifest.encoder)
+    given = [*others, *[0] * (len(manifest.outputs) - 1)]
     wanted: Dict[str, Tuple[Any, Any]] = {
         "takes": (program.call_spec.in_spec, ((*inputs, *positions, [*others, *encoder]), {})),
-        "returns": (
-            program.call_spec.out_spec,
-            (0, *positions, [*others, *[0] * (len(manifest.outputs) - 1)]),
-        ),
+        "returns": (program.call_spec.out_spec, (0, *positions, given)),
     }
     for what, (spec, nesting) in wanted.items():
         expected = _pytree.tree_structure(nesting)
-        if spec != expected:
-            tensors = f"{expected.num_leaves} tensors, nested as in the manifest"
-            got = "none" if spec is None else f"{spec.num_leaves} tensors in another nesting"
-            rule = f"expected a program that {what} {tensors}"
-            raise ValueError(f"runtime: {path.name}: {rule}, got {got}; export again")
+        rule = f"a program that {what} {expected.num_leaves} tensors, nested as in the manifest"
+        got = "none" if spec is None else f"{spec.num_leaves} tensors in another nesting"
+        expect(spec == expected, rule, got)
 
 
 @contextmanager
@@ -197,14 +187,9 @@ def _refusing_damage(path: Path) -> Iterator[None]:
     """Replace what torch raises for a damaged file by ValueError."""
     import torch
 
-    # The base of the last one is Exception.
-    errors: Tuple[Type[Exception], ...] = (*FOREIGN, torch._export.verifier.SpecViolationError)
+    rule = f"runtime: {path.name}: expected a file that torch loads"
+    error = torch._export.verifier.SpecViolationError  # whose base is Exception
     # torch logs tracebacks of exceptions that are handled here.
     with quiet(logger="torch.export", level=logging.CRITICAL):
-        try:
+        with explained(rule, "export again", error):
             yield
-        except errors as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            reason = (lines or [type(error).__name__])[0][:200]
-            rule = f"runtime: {path.name}: expected a file that torch loads"
-            raise ValueError(f"{rule}, got {reason}; export again") from None
