@@ -63,7 +63,6 @@ __all__ = [
     "bias",
     "build",
     "build_all",
-    "check_installed",
     "origin",
     "parameters",
     "parse",
@@ -100,26 +99,6 @@ def origin(name: str) -> Optional[Package]:
     return KNOWN.origin(name)
 
 
-def check_installed(packages: Mapping[str, Any]) -> None:
-    """Check that the encodings of a model are available, so that the model can be built again.
-
-    Args:
-        packages: package of each encoding from outside, by encoding name, as in the manifest.
-
-    Raises:
-        ValueError: an encoding is missing; the message names its package and version.
-    """
-    for name, package in packages.items():
-        if name not in KNOWN:
-            needed = Package(package.name, package.version)
-            remedy = (
-                f"install {needed}, register the encoding, or use `posenc verify`, which needs "
-                "the artefact alone"
-            )
-            rule = f"{needed}, which defines it, to build the model again"
-            raise refusal(f"encoding {name}", rule, "no such encoding", remedy)
-
-
 def parameters(name: str) -> Dict[str, inspect.Parameter]:
     """Return the constructor parameters of an encoding, by name.
 
@@ -147,7 +126,12 @@ def parse(text: str) -> Dict[str, Any]:
         if not equals or key in spec:
             rule = "parameters as name=value, each once"
             raise refusal(f"encoding {name}", rule, repr(item), f"write {name}:{key}=VALUE")
-        spec[key] = _typed(name, key, value, known[key])
+        kind = registry.kind_of(known[key])
+        try:
+            spec[key] = kind(value)
+        except ValueError:
+            rule, where = f"{key} of type {kind.__name__}", f"encoding {name}"
+            raise refusal(where, rule, repr(value), "give another value") from None
     return spec
 
 
@@ -174,12 +158,3 @@ def build_all(specs: Sequence[Mapping[str, Any]], geometry: Geometry) -> Positio
     ):  # tables need values, even if the weights are created on the meta device
         parts = [build(spec, geometry) for spec in specs or [{"name": "nope"}]]
     return parts[0] if len(parts) == 1 else Combined(parts)
-
-
-def _typed(name: str, key: str, value: str, parameter: inspect.Parameter) -> Any:
-    kind = registry.kind_of(parameter)
-    try:
-        return kind(value)
-    except ValueError:
-        rule = f"{key} of type {kind.__name__}"
-        raise refusal(f"encoding {name}", rule, repr(value), "give another value") from None

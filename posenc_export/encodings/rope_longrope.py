@@ -59,7 +59,7 @@ class RoPELongRoPE(Rotation):
         if self.fixed:
             cos, sin = self.cos.rows, self.sin.rows
             return ops.rotate_both(q, k, positions, cos, sin, self.interleaved)
-        near, far = self.rotate_short(q, positions), self.rotate_long(q, positions)
+        near, far = self.turned(q, positions, False), self.turned(q, positions, True)
         is_far = positions.ge(self.original)[:, :, None, None]
         zero = torch.zeros([1], dtype=q.dtype, device=q.device)
         of_near = torch.where(is_far, zero, near[..., : self.size])
@@ -67,7 +67,7 @@ class RoPELongRoPE(Rotation):
         parts = [of_near, of_far]
         if self.size < near.size(3):
             parts = [of_near, near[..., self.size :], of_far]
-        near, far = self.rotate_short(k, positions), self.rotate_long(k, positions)
+        near, far = self.turned(k, positions, False), self.turned(k, positions, True)
         return torch.cat(parts, dim=-1), torch.cat((near, far[..., : self.size]), dim=-1)
 
     def frequency(self, k: int) -> float:
@@ -118,14 +118,10 @@ class RoPELongRoPE(Rotation):
     def key_size(self, head_size: int) -> int:
         return head_size if self.fixed else head_size + self.size
 
-    def rotate_short(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate x [B,S,N,D] with the short factors, or the fixed ones."""
-        cos, sin = self.cos.rows, self.sin.rows
-        return ops.rotate_pairs(x, positions, cos, sin, self.interleaved)
-
-    def rotate_long(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate x [B,S,N,D] with the long factors."""
-        cos, sin = self.long_cos.rows, self.long_sin.rows
+    def turned(self, x: Tensor, positions: Tensor, far: bool) -> Tensor:
+        """Rotate x [B,S,N,D] with the long factors, or the short ones."""
+        cos = self.long_cos.rows if far else self.cos.rows
+        sin = self.long_sin.rows if far else self.sin.rows
         return ops.rotate_pairs(x, positions, cos, sin, self.interleaved)
 
 

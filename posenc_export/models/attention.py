@@ -101,14 +101,13 @@ class Attention(torch.nn.Module):
         oracle.observe(x, positions[0])
         sinks = np.full(self.heads, -np.inf) if self.sinks is None else float64.numbers(self.sinks)
         points = places if self.encoding.grid_bias else positions
-        keys_at = np.array(positions)
+        keys_at, rule = np.array(positions), self.visibility.rule
+        shown = [evaluate(rule, {"q": query, "k": keys_at}) for query in positions]
+        seen_by = [np.flatnonzero(keys).tolist() for keys in shown]
         weighted_values = np.zeros((len(x), self.heads, v.shape[-1]))
         for head in range(self.heads):
             group = head // (self.heads // self.kv_heads)
-            for i, query in enumerate(positions):
-                seen = np.flatnonzero(
-                    evaluate(self.visibility.rule, {"q": query, "k": keys_at})
-                ).tolist()
+            for i, seen in enumerate(seen_by):
                 at = [points[j] for j in seen]
                 vector, keys = q[i, head], k[seen, group]
                 scores = self._exact_scores(oracle, head, vector, keys, points[i], at)

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from posenc_export.encodings import check_installed
+from posenc_export.encodings import KNOWN, Package
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import AnyConfig, BlockConfig, StackConfig
 from posenc_export.models.randomness import drawn_from
@@ -116,7 +116,13 @@ def rebuild(config: AnyConfig, source: Mapping[str, Any], packages: Mapping[str,
     Raises:
         ValueError: the model has other weights, or a package is not installed.
     """
-    check_installed(packages)
+    for name, package in packages.items():
+        if name not in KNOWN:
+            needed = Package(package.name, package.version)
+            rule = f"{needed}, which defines it, to build the model again"
+            alone = "use `posenc verify`, which needs the artefact alone"
+            remedy = f"install {needed}, register the encoding, or {alone}"
+            raise refusal(f"encoding {name}", rule, "no such encoding", remedy)
     if "preset" in source:
         return load_preset(source["preset"])
     if "seed" in source:

@@ -66,8 +66,7 @@ def check(
             results = (*_rows(encoding, places), *_scores(encoding, places, kind == "causal"))
         for compared in results:
             worst = _worst(compared)
-            if compared.hook not in by_hook or worst.error > by_hook[compared.hook].error:
-                by_hook[compared.hook] = worst
+            by_hook[compared.hook] = max(by_hook.get(compared.hook, worst), worst)
     bound = tolerance("float32", 1, 1)
     for hook, worst in by_hook.items():
         if not worst.error <= bound:

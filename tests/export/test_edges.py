@@ -111,8 +111,8 @@ def test_a_bidirectional_model_is_read_beyond_its_reach_in_one_call(tmp_path: Pa
     config = seeing({"name": "near", "reach": 40}, tiny.encoder("rope"))
     manifest = export(sources(config), "ort", tmp_path / "artefact")
     assert manifest.certificate is not None
-    assert "one call of 105 tokens, reach 40" in manifest.certificate["cells"]
-    assert "one call of 105 tokens, reach 40" in verify(tmp_path / "artefact", "cpu")["cells"]
+    assert "one call of 105 tokens, window 41" in manifest.certificate["cells"]
+    assert "one call of 105 tokens, window 41" in verify(tmp_path / "artefact", "cpu")["cells"]
 
 
 def test_names_of_edges_of_ones_own_encoding_are_printable() -> None:

@@ -25,7 +25,8 @@ class Visibility:
 
     def edges(self) -> Dict[str, int]:
         """Distances and positions where keys become invisible; exports compare both sides."""
-        return {}
+        limits = {"window": self.before + 1, "chunk": self.chunk}
+        return {f"{name} {limit}": limit for name, limit in limits.items() if limit}
 
 
 class Causal(Visibility):
@@ -42,9 +43,6 @@ class Window(Visibility):
     def __init__(self, size: int) -> None:
         self.before = size - 1
 
-    def edges(self) -> Dict[str, int]:
-        return {f"window {self.before + 1}": self.before + 1}
-
 
 class Chunk(Visibility):
     """The keys up to that of the query in its chunk of `size` positions (Llama 4)."""
@@ -53,9 +51,6 @@ class Chunk(Visibility):
 
     def __init__(self, size: int) -> None:
         self.chunk = size
-
-    def edges(self) -> Dict[str, int]:
-        return {f"chunk {self.chunk}": self.chunk}
 
 
 class Bidirectional(Visibility):
@@ -73,6 +68,3 @@ class BidirectionalWindow(Visibility):
 
     def __init__(self, reach: int) -> None:
         self.before = self.after = reach
-
-    def edges(self) -> Dict[str, int]:
-        return {f"reach {self.before}": self.before + 1}
