@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import encodings
+from posenc_export.encodings.shared.combined import parts_of
 from posenc_export.models.attention import attention
 from posenc_export.models.config import BlockConfig
 from posenc_export.models.layer import Mask
@@ -33,9 +34,10 @@ class AttentionBlock(Whole):
             encodings.build_all(specs, geometry)
             for specs in (config.encodings, config.attention.encodings)
         )
-        if on_tokens.token_width(config.width) != config.width:
-            got = f"{config.encodings[0]['name']}, which acts on token ids"
-            raise refusal("block", "encodings of hidden states", got, "use it in a decoder")
+        for spec, part in zip(config.encodings, parts_of(on_tokens), strict=False):
+            if part.token_width(config.width) != config.width:
+                got = f"{spec['name']}, which acts on token ids"
+                raise refusal("block", "encodings of hidden states", got, "use it in a decoder")
         super().__init__(config, on_tokens, [encoding])
         self.attention = attention(config.width, config.attention, encoding)
         self.mask = Mask(build("sees", config.attention.sees), encoding)
