@@ -144,6 +144,7 @@ class LinearAttention(Attention):
 
     def __init__(self, width: int, config: AttentionConfig, encoding: PositionEncoding) -> None:
         super().__init__(width, config, encoding)
+        self.visibility = None  # a rule would be one of a mask, which is not read
         sees, names = config.sees["name"], ", ".join(spec["name"] for spec in config.encodings)
         heads, settings = f"{config.kv_heads} and {config.heads}", ("scale", "softcap", "sinks")
         unusable = ", ".join(name for name in settings if getattr(config, name))
