@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Mapping, Protocol, Tuple
 import numpy as np
 
 UNSTATED = 4096  # positions of a model that does not state a number
-LIMITED = ("window", "chunk", "reach")  # beginnings of names of edges where keys become invisible
+LIMITED = ("window", "chunk")  # beginnings of names of edges where keys become invisible
 
 
 @dataclass(frozen=True)
