@@ -12,7 +12,6 @@ from posenc_export.benchmark.results import Row
 WIDE = 1.25  # high / low, above which numbers have two significant digits in place of three
 FEWEST = 5  # pairs of timings that a ratio needs
 DRAWS, CONFIDENCE = 4000, 0.95  # of the bootstrap
-UNDECIDED = 50  # percent; if larger differences are possible, no result is stated
 WHAT = {"decode": "cached tokens", "prefill": "tokens of prompt"}
 
 
@@ -72,43 +71,30 @@ def ratios(rows: Sequence[Row], baseline: str = "") -> List[Optional[Spread]]:
 
 
 def headlines(rows: Sequence[Row], baseline: str = "") -> List[str]:
-    """Return a sentence for each phase with the time of every contestant, relative to the baseline,
-    or without one to the contestant that is the fastest by the geometric mean of its medians.
+    """Return a sentence for each phase: at the smallest and at the largest number of tokens, the
+    time of every contestant relative to the baseline, or without one to the fastest at the largest.
     """
     lines = []
     for phase, group in groupby(rows, key=lambda row: row.phase):
         of_phase = list(group)
-        tokens = list(dict.fromkeys(row.tokens for row in of_phase))
-        medians: Dict[str, List[float]] = {}
-        for row in of_phase:
-            medians.setdefault(row.contestant, []).append(math.log(row.median_seconds))
-        reference = baseline or min(medians, key=lambda name: sum(medians[name]))
-        spreads: Dict[str, List[Spread]] = {}
-        for row, times in zip(of_phase, ratios(of_phase, reference), strict=True):
+        ends = list(dict.fromkeys((of_phase[0].tokens, of_phase[-1].tokens)))
+        at_ends = [row for row in of_phase if row.tokens in ends]
+        at_ends.sort(key=lambda row: (row.tokens, row.median_seconds))
+        fastest = next(row.contestant for row in at_ends if row.tokens == ends[-1])
+        texts: Dict[str, List[str]] = {}
+        for row, times in zip(at_ends, ratios(at_ends, baseline or fastest), strict=True):
             if times is not None:
-                spreads.setdefault(row.contestant, []).append(times)
-        if not spreads:
-            continue
-        order = sorted(spreads, key=lambda name: spreads[name][0].median)
-        texts = {name: _range(spreads[name]) for name in order}
-        parts = [f"{name} {text}" for name, text in texts.items() if text]
-        if undecided := [name for name, text in texts.items() if not text]:
-            parts += [f"{' and '.join(undecided)} undecided (the times vary too much)"]
-        where = " to ".join(map(str, dict.fromkeys((tokens[0], tokens[-1]))))
-        place = f"{phase.capitalize()} at {where} {WHAT[phase]}"
-        lines.append(f"{place}, time relative to {reference}: {', '.join(parts)}.")
+                texts.setdefault(row.contestant, []).append(_said(times))
+        if texts:
+            where, reference = " and ".join(map(str, ends)), baseline or fastest
+            place = f"{phase.capitalize()} at {where} {WHAT[phase]}"
+            parts = ", ".join(f"{name} {' and '.join(said)}" for name, said in texts.items())
+            lines.append(f"{place}, time relative to {reference}: {parts}.")
     return lines
 
 
-def _range(spreads: Sequence[Spread]) -> str:
-    """Return a ratio with its interval, or the range of several ratios; "" if one is undecided."""
-    unclear = [times for times in spreads if times.low <= 1.0 <= times.high]
-    if any(max(times.high, 1 / times.low) > 1 + UNDECIDED / 100 for times in unclear):
-        return ""
-    medians = [times.median for times in spreads]
-    least, most = rounded(min(medians), 3), rounded(max(medians), 3)
-    equal = len(unclear) == len(spreads)
-    text = (
-        str(spreads[0]) if len(spreads) == 1 else least if least == most else f"{least} to {most}"
-    )
-    return f"{text} (no clear difference)" if equal and len(spreads) > 1 else text
+def _said(times: Spread) -> str:
+    """Return a ratio with its interval; if that includes 1, the interval alone."""
+    if times.low <= 1.0 <= times.high:
+        return f"no clear difference {str(times).partition(' ')[2]}"
+    return str(times)

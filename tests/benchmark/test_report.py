@@ -84,7 +84,7 @@ def test_the_page_begins_with_the_model_and_the_result_and_marks_a_busy_machine_
     head = re.sub("<[^>]*>", " ", text[text.index("<h1>") : text.index("<table>")])
     title = "posenc benchmark of rope 2x64 0.06M".split()
     assert head.split()[: len(title)] == title
-    assert "Decode at 128 to 1024 cached tokens, time relative to ort: onnx 2.00." in head
+    assert "Decode at 128 and 1024 cached tokens, time relative to ort: onnx 2.00 (" in head
     assert text.count('class="mark"') == 1 and text.count("other processes used") == 1
 
 
