@@ -18,26 +18,17 @@ SHOWN = 3  # names of encodings in a label; further ones are shown as "..."
 
 
 def model_label(manifest: Manifest) -> str:
-    """Return encodings, layers x width and number of parameters, as in "rope 5x128 0.97M"; of a
-    module its class and this number.
+    """Return encodings, layers x width and number of weights that a step reads, as in "rope 5x128
+    0.97M"; of a module its class and this number.
     """
     config = manifest.config
     order, kind = config.get("order"), manifest.kind
     layers = f"{len(order)}x" if order else f"{kind} "
-    count, names = parameters(manifest) / 1e6, "+".join(_encodings(config)) or "nope"
+    count, names = manifest.step_weights / 1e6, "+".join(_encodings(config)) or "nope"
     digits = 0 if count >= 99.5 else 1 if count >= 9.95 else 2
     built = f"{names} {layers}{config.get('width', '?')}"
     named = str(config.get("name")).rpartition(".")[2]
     return f"{named if kind == 'module' else built} {count:.{digits}f}M"
-
-
-def parameters(manifest: Manifest) -> int:
-    """Return the number of weights of a step; for decoders also the rest of the token table."""
-    config, weights = manifest.config, manifest.step_weights
-    if manifest.kind != "decoder" or not manifest.vocabulary:
-        return weights
-    tied, width = bool((config.get("head") or {}).get("tied")), int(config["width"])
-    return weights - width + (0 if tied else manifest.vocabulary * width)
 
 
 def endings(paths: Sequence[Path]) -> List[str]:

@@ -1,6 +1,7 @@
 """`posenc embed`: sentence embeddings of the lines of a text file."""
 
 import argparse
+import itertools
 import sys
 from pathlib import Path
 from typing import Any, Iterator, List
@@ -36,18 +37,15 @@ def run(options: argparse.Namespace) -> int:
     texts = _lines(options.file)
     model = loaded(options, options.folder, check_embeds, options.threads)
     parts = _embedded(options, model, texts)
-    if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-    if options.output is not None and options.output.suffix == ARRAY:
-        whole = np.concatenate([model.embed([]), *parts])
-        with options.output.open("wb") as file:
-            np.save(file, whole)
-    elif options.output is not None:
-        with options.output.open("w", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in _rows(parts))
+    if options.output is None:
+        sys.stdout.writelines(_rows(parts))
     else:
-        for line in _rows(parts):
-            print(line)
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        with options.output.open("wb") as file:
+            if options.output.suffix == ARRAY:
+                np.save(file, np.concatenate([model.embed([]), *parts]))
+            else:
+                file.writelines(line.encode() for line in _rows(parts))
     options.say.close()
     return 0
 
@@ -67,6 +65,6 @@ def _embedded(options: argparse.Namespace, model: Any, texts: List[str]) -> Iter
 
 
 def _rows(parts: Iterator[np.ndarray]) -> Iterator[str]:
-    for part in parts:
-        for row in part:
-            yield f"[{', '.join(map(str, row))}]"  # the shortest numbers that give the same float32
+    for row in itertools.chain.from_iterable(parts):
+        # the shortest numbers that give the same float32
+        yield f"[{', '.join(map(str, row))}]\n"
