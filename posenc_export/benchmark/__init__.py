@@ -2,7 +2,7 @@
 the same model.
 
 `run(folders, runtimes, contexts)` returns a `Report` with to_json(), table() and headlines;
-`page.write(report, path)` draws it. The calling process imports neither torch nor onnxruntime: each
+`page.render(report)` draws it. The calling process imports neither torch nor onnxruntime: each
 contestant runs in its own worker process.
 """
 

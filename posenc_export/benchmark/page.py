@@ -6,12 +6,10 @@ import io
 import itertools
 import math
 from functools import partial
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from posenc_export.benchmark.ratios import Spread, ratios
 from posenc_export.benchmark.report import (
-    HTML,
     LOAD_HEADS,
     ROW_HEADS,
     Report,
@@ -20,7 +18,6 @@ from posenc_export.benchmark.report import (
     median,
 )
 from posenc_export.benchmark.results import Row
-from posenc_export.runtime.artefact.places import write_file
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff; max-width: 66rem;
@@ -54,11 +51,6 @@ APART = 0.075  # least distance of two labels, in heights of the axes
 Mark = Callable[[Any, List[Row], Dict[str, Any]], None]
 # Colour and line style of each contestant, the same in every plot.
 Styles = Mapping[str, Dict[str, Any]]
-
-
-def write(report: Report, path: Path) -> None:
-    """Write a report as one HTML page. Raise ValueError for the path of another file."""
-    write_file(path, render(report).encode(), HTML)
 
 
 def render(report: Report) -> str:

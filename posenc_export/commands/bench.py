@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     if options.output:
         write_file(options.output, f"{text}\n".encode(), JSON)
     if options.html:
-        page.write(report, options.html)
+        write_file(options.html, page.render(report).encode(), HTML)
     return 0
 
 

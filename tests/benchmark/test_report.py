@@ -54,9 +54,8 @@ def test_a_duration_has_the_largest_unit_in_which_it_is_at_least_1(seconds, text
     assert duration(seconds) == text
 
 
-def test_the_page_loads_nothing_and_names_no_path(report, tmp_path):
-    page.write(report, tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+def test_the_page_loads_nothing_and_names_no_path(report):
+    text = page.render(report)
     sources = re.findall(r'\bsrc="([^"]*)"', text)
     begin, elsewhere = "data:image/svg+xml;base64,", r"/home|/work|/tmp|\\Users"
     assert len(sources) == 3 and all(source.startswith(begin) for source in sources)
@@ -74,13 +73,12 @@ def test_a_dollar_in_a_name_is_drawn_as_it_is():
     assert len(plots) == 1 and name in base64.b64decode(plots[0]).decode()
 
 
-def test_the_page_begins_with_the_model_and_the_result_and_marks_a_busy_machine_once(tmp_path):
+def test_the_page_begins_with_the_model_and_the_result_and_marks_a_busy_machine_once():
     times = {"ort": [1e-3, 1.1e-3, 1e-3, 1e-3, 1.2e-3], "onnx": [2e-3, 2.1e-3, 2e-3, 2e-3, 2.2e-3]}
     each = [(tokens, *one) for tokens in (128, 1024) for one in times.items()]
     each = [rows.row(name, samples, tokens=tokens) for tokens, name, samples in each]
     result = rows.report(each, other_cores=1.25)
-    page.write(result, tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    text = page.render(result)
     head = re.sub("<[^>]*>", " ", text[text.index("<h1>") : text.index("<table>")])
     title = "posenc benchmark of rope 2x64 0.06M".split()
     assert head.split()[: len(title)] == title
@@ -88,15 +86,14 @@ def test_the_page_begins_with_the_model_and_the_result_and_marks_a_busy_machine_
     assert text.count('class="mark"') == 1 and text.count("other processes used") == 1
 
 
-def test_a_contestant_has_one_colour_in_the_table_and_in_all_plots(tmp_path):
+def test_a_contestant_has_one_colour_in_the_table_and_in_all_plots():
     result = rows.report(
         rows.row(name, [1e-3] * 5, phase, tokens)
         for tokens in (128, 1024)
         for phase, names in (("decode", "ab"), ("prefill", "ba"))
         for name in names
     )
-    page.write(result, tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    text = page.render(result)
     of_table = {*re.findall(r'background:(#\w+)"></span>([^<]*)<', text)}
     assert of_table == {(page.COLOURS[0], "a"), (page.COLOURS[1], "b")}
     drawn = [base64.b64decode(source).decode() for source in re.findall(r'base64,([^"]*)', text)]
