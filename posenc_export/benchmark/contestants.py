@@ -1,15 +1,16 @@
 """The contestants of a benchmark: artefacts on each provider, and other runtimes."""
 
-import itertools
+import re
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.files import locate
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.summary import encodings, sequence
 from posenc_export.runtime.graphs.providers import host_only
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import check_name
@@ -21,13 +22,13 @@ def model_label(manifest: Manifest) -> str:
     """Return encodings, layers x width and number of weights that a step reads, as in "rope 5x128
     0.97M"; of a module its class and this number.
     """
-    config = manifest.config
-    order, kind = config.get("order"), manifest.kind
-    layers = f"{len(order)}x" if order else f"{kind} "
-    count, names = manifest.step_weights / 1e6, "+".join(_encodings(config)) or "nope"
-    digits = 0 if count >= 99.5 else 1 if count >= 9.95 else 2
-    built = f"{names} {layers}{config.get('width', '?')}"
+    config, kind, count = manifest.config, manifest.kind, manifest.step_weights / 1e6
+    names = [*dict.fromkeys(re.split("[: ]", text)[0] for text in encodings(config))]
+    shown = "+".join(names if len(names) <= SHOWN else [*names[:SHOWN], "..."]) or "nope"
+    layers = len(sequence(config.get("order")))
+    built = f"{shown} {f'{layers}x' if layers else f'{kind} '}{config.get('width', '?')}"
     named = str(config.get("name")).rpartition(".")[2]
+    digits = 0 if count >= 99.5 else 1 if count >= 9.95 else 2
     return f"{named if kind == 'module' else built} {count:.{digits}f}M"
 
 
@@ -47,15 +48,6 @@ def numbered(names: Sequence[str]) -> List[str]:
     counts = [names[: at + 1].count(name) for at, name in enumerate(names)]
     labels = zip(names, counts, strict=True)
     return [name if count == 1 else f"{name} #{count}" for name, count in labels]
-
-
-def _encodings(config: Dict[str, Any]) -> List[str]:
-    layers = [config["layers"][name] for name in config.get("order", [])] or [config]
-    on_tokens = [*config.get("encodings", []), *(config.get("tokens") or {}).get("encodings", [])]
-    of_layers = [layer.get("attention", {}).get("encodings", []) for layer in layers]
-    specs = itertools.chain(on_tokens, *of_layers)
-    names = list(dict.fromkeys(spec["name"] for spec in specs))
-    return names if len(names) <= SHOWN else [*names[:SHOWN], "..."]
 
 
 @dataclass(frozen=True)

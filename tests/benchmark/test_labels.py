@@ -42,6 +42,8 @@ def test_a_model_is_named_by_encoding_layers_width_and_parameters():
     )
     module = eager(load_preset("tiny-rope"))[1].replace(kind="module", config={"name": "mine.GPT"})
     assert model_label(module) == "GPT 0.96M"
+    odd = module.replace(kind="block", config={"kind": "block", "attention": 5, "order": "x"})
+    assert model_label(odd) == "nope block ? 0.96M"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def summary(manifest: schema.Manifest) -> Dict[str, str]:
             f"{manifest.kind} for target {manifest.target}, {manifest.dtype}{weights}, signature "
             f"{manifest.signature}"
         ),
-        "encoding": ", ".join(_encodings(manifest.config)) or "none",
+        "encoding": ", ".join(encodings(manifest.config)) or "none",
         "sizes": ", ".join(sizes),
         **_quantization(manifest),
         "positions": f"0 .. {manifest.max_positions - 1}{coordinates}",
@@ -70,7 +70,7 @@ def _loss(quality: records.Quality) -> str:
     return f"{', '.join(parts)} {measured}; {same}"
 
 
-def _encodings(config: Dict[str, Any]) -> List[str]:
+def encodings(config: Dict[str, Any]) -> List[str]:
     """Return the encodings as `posenc export --encoding` takes them, and where each is applied."""
     if config.get("kind") == "module":
         return ["in the module's own code"]
