@@ -228,12 +228,11 @@ def _path(value: Any, x: Tensor, output: Union[None, int, str]) -> Path:
     ]
     if tokens or last:
         return (tokens + last)[0]
-    shown = (" ".join(map(str, (*path, list(y.shape)))) for path, y in every.items())
-    shapes = ", ".join(shown) or f"a {type(value).__name__}"
+    shapes = ", ".join(" ".join(map(str, (*p, list(y.shape)))) for p, y in every.items())
     of = "no output" if output is None else f"no output {output!r}"
     raise Refused(
         f"has {of} with an axis of tokens in the place of its input's {list(x.shape)}, but"
-        f" {shapes}; expected [B,S,*]"
+        f" {shapes or f'a {type(value).__name__}'}; expected [B,S,*]"
     )
 
 

@@ -16,7 +16,6 @@ from posenc_export.shared.tables import counted
 
 Inputs = Union[np.ndarray, Sequence[Any]]  # an array, or a list of rows of different lengths
 Numbers = Union[None, int, Sequence[int], np.ndarray]  # one number, or one per row
-LARGEST = np.iinfo(np.int64).max
 MASK = "encoder_attention_mask"
 
 
@@ -266,10 +265,9 @@ def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
     """Convert one whole number of at least 0, or one per row, to [B] int64; None is 0."""
     array = array_of(name, 0 if numbers is None else numbers)
     whole = array.dtype.kind in "iu" and array.shape in ((), (rows,))
-    if not whole or (array.size and not 0 <= int(array.min()) <= int(array.max()) <= LARGEST):
-        rule = (
-            f"{name} to be a whole number 0 .. 2^63 - 1, or one for each of {counted(rows, 'row')}"
-        )
+    if not whole or (array.size and not 0 <= int(array.min()) <= int(array.max()) < 1 << 63):
+        each = f"one for each of {counted(rows, 'row')}"
+        rule = f"{name} to be a whole number 0 .. 2^63 - 1, or {each}"
         raise expected(rule, short_repr(numbers))
     return np.full((rows,), array, np.int64)
 

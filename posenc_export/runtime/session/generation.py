@@ -235,8 +235,10 @@ def generate(
     logits = _feed(session, prompt, encoder, rows)
     begin, read = session.length, none if prompt is None else prompt
     texts = [Lookup([*earlier[row], *read[row]]) if speculate else None for row in range(rows)]
+    most = [min(sampling.max_tokens, room + 1) for room in session.room.tolist()]  # one is not fed
     readers = [
-        Reader(manifest, int(begin[row]), sampling, row, drafts) for row, drafts in enumerate(texts)
+        Reader(manifest, int(begin[row]), replace(sampling, max_tokens=most[row]), row, drafts)
+        for row, drafts in enumerate(texts)
     ]
     for reader, row in zip(readers, logits, strict=True):
         reader.take(row)

@@ -99,7 +99,7 @@ class Model:
         prompt in a session of its own; threads may call it on one model.
 
         Args:
-            max_tokens: largest number of tokens to add; fewer if the text ends earlier.
+            max_tokens: largest number of tokens to add; fewer if the text or the positions end.
             temperature, top_k, top_p, seed, speculate: as for Session.generate.
 
         Raises:

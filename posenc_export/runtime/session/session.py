@@ -275,7 +275,7 @@ class Session:
         Args:
             prompt: ids of each row, [B,S] or a list of rows. None for the first tokens of a decoder
                 that reads an encoder.
-            max_tokens: largest number of ids to generate per row.
+            max_tokens: largest number of ids per row; a row without room for more ends earlier.
             temperature, top_k, top_p, seed: as for generation.Sampling; each row has a random
                 generator of its own, of this seed and the row's index.
             stop: ids that end a row; ended rows yield -1. None uses Manifest.stop_ids.

@@ -83,14 +83,16 @@ def test_a_caller_who_stops_early_finds_the_cache_of_plain_decoding(models: Any)
 
 
 @pytest.mark.usefixtures("drafting")
-def test_drafts_end_where_positions_and_caches_end(models: Any) -> None:
+def test_generation_ends_where_positions_and_caches_end(models: Any) -> None:
     model = models("alibi", "ort")
     late = model.manifest.max_positions - 28
     for session, start in ((model.session(capacity=28), 0), (model.session(), late)):
         session.prefill(np.array(REPEATING[:1]), start=start)  # leaves room for 8 tokens
         assert session.room.tolist() == [8]
-        ids = _ids(session, [REPEATING[0][:2]], 7, speculate="lookup")[0]  # the last id is not read
+        plain = session.fork()
+        ids = _ids(session, [REPEATING[0][:2]], 9, speculate="lookup")[0]  # the last id is not read
         assert len(ids) == 7 and session.room.tolist() == [0]
+        assert _ids(plain, [REPEATING[0][:2]], 9) == [ids]
 
 
 def _distribution(model: Any, prompt: List[int], temperature: float) -> np.ndarray:
