@@ -64,12 +64,16 @@ def optimum_int8(checkpoint: Path, output: Path) -> Path:
     return output / "model_quantized.onnx"
 
 
-def genai(checkpoint: Path, output: Path, precision: str = "fp32", device: str = "cpu") -> Path:
-    """Build with the model builder of onnxruntime-genai."""
+def genai(
+    checkpoint: Path, output: Path, precision: str = "fp32", device: str = "cpu", *options: str
+) -> Path:
+    """Build with the model builder of onnxruntime-genai. options: KEY=VALUE."""
     from onnxruntime_genai.models import builder
 
-    place = (str(checkpoint), str(output), precision, device, str(output / "cache"))
-    builder.create_model(None, *place, **builder.parse_extra_options(None, *place, []))
+    cache = str(output / "cache")
+    place = (str(checkpoint), str(output), precision, device, cache)
+    read = builder.parse_extra_options(None, *place, [*options])
+    builder.create_model(None, *place, **read)
     return output / "model.onnx"
 
 

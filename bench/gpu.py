@@ -1,11 +1,11 @@
-"""What a machine with a GPU decides: parity and times on the CUDA provider.
+"""What a machine with a GPU decides: parity, prompts and steps on the CUDA provider.
 
     python -m bench.gpu [--minutes 25] [--rehearse]
 
-It installs nothing. Each piece runs in a process of its own, so that a crash or a hang ends one
-piece, and its rows are written to the JSON file at once; the same command again continues with what
-is missing. Parts come in the order of what they decide. Then docs/runtimes/cuda.md is written from
-the file (bench/gpu_page.py).
+It installs nothing: a runtime that is missing is a row that says so. Each piece runs in a process
+of its own, so that a crash or a hang ends one piece, and its rows are written to the JSON file at
+once; the same command again continues with what is missing. Parts come in the order of what they
+decide. Then docs/runtimes/cuda.md is written from the file (bench/gpu_page.py).
 
 --rehearse runs one piece of each part with a small decoder, on the CPU or on the dry run of the
 provider (tests/cuda_dry_run); its errors and times mean nothing.
@@ -24,26 +24,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence
 
-from bench import gpu_page, gpu_proofs, json_rows
-from posenc_export import benchmark, block_config
-from posenc_export.export import Sources, export
-from posenc_export.models.presets import seeded
-from posenc_export.models.short_forms import decoder_config
+from bench import gpu_page, gpu_proofs, gpu_times, json_rows
 from posenc_export.runtime.artefact import machine
-from posenc_export.runtime.graphs import cuda
 
 PIECE = 240  # most seconds of a process
-COMMANDS = {
-    "driver": "nvidia-smi --query-gpu=driver_version --format=csv,noheader",
-    "commit": "git rev-parse --short HEAD",
-}
-PACKAGES = ("onnxruntime-gpu", "onnxruntime", "torch", "transformers")
-# Of the measured decoder: formats of weights, rows, tokens and sizes, and those of a rehearsal.
-FORMATS = {"float16": None, "int4": "int4", "int8": "int8"}
-ROWS = (1, 4, 16, 64)
-CONTEXTS, ROUNDS = (128, 1024, 4096), 5
-SIZES: Dict[str, Any] = {"vocabulary": 50257, "layers": 12, "hidden": 2048, "tied": True}
-SMALL: Dict[str, Any] = {"vocabulary": 64, "layers": 1, "hidden": 96, "tied": True}
+ROUNDS, LAYERS = 3, 12
+SMALL = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+PACKAGES = ("onnxruntime-gpu", "onnxruntime", "onnxruntime-genai-cuda", "torch", "transformers")
 
 
 class Part(NamedTuple):
@@ -53,9 +40,14 @@ class Part(NamedTuple):
     workers: int = 1  # processes at the same time; 1 where times are measured
 
 
+def _rounds(times: Sequence[Sequence[Any]]) -> List[str]:
+    return [json.dumps([number, *key]) for number in range(ROUNDS) for key in times]
+
+
 PARTS = {
     "repaired": Part(lambda: list(gpu_proofs.REPAIRED), workers=8),
-    "times": Part(lambda: list(map(str, ROWS))),
+    "prompts": Part(lambda: _rounds(gpu_times.PROMPTING)),
+    "steps": Part(lambda: _rounds(gpu_times.STEPPING)),
     "parity": Part(
         lambda: [n for n in gpu_proofs.models() if n not in gpu_proofs.REPAIRED], workers=8
     ),
@@ -64,28 +56,12 @@ PARTS = {
 
 def piece(part: str, key: str, folder: Path, rehearse: bool) -> Iterator[Dict[str, Any]]:
     """Run a piece in this process and yield its rows."""
-    if part == "times":
-        yield from times(key, folder, rehearse)
-    else:
+    if part in ("repaired", "parity"):
         yield from gpu_proofs.proof(key, rehearse)
-
-
-def times(rows: str, folder: Path, rehearse: bool) -> Iterator[Dict[str, Any]]:
-    """Yield the times of the decoder in FORMATS with this number of rows, for each number of
-    tokens. Its artefacts are written once. rehearse: a small decoder, on the CPU without CUDA.
-    """
-    block = block_config(64, 4, 512) if rehearse else block_config(768, 12, 8192)
-    target = "ort" if rehearse and cuda.obstacle() is not None else "ort-cuda"
-    sources = Sources(seeded(decoder_config(block=block, **(SMALL if rehearse else SIZES))))
-    places = {name: folder / name for name in FORMATS}
-    for name, place in places.items():
-        if not place.exists():
-            export(sources, target, place, weights=FORMATS[name], verify=False)
-    contexts = CONTEXTS[:1] if rehearse or rows != "1" else CONTEXTS
-    how: Dict[str, Any] = {"batch": int(rows), "rounds": 1 if rehearse else ROUNDS}
-    for row in benchmark.run([*places.values()], contexts=contexts, **how).rows:
-        taken = {"phase": row.phase, "rows": int(rows), "tokens": row.tokens}
-        yield {**taken, "contestant": row.contestant, "seconds": row.median_seconds}
+    else:
+        layers, sizes = (1, SMALL) if rehearse else (LAYERS, {})
+        gpu_times.prepare(folder, layers, **sizes)
+        yield from gpu_times.rows(part, key, folder, rehearse)
 
 
 def in_process(
@@ -164,10 +140,11 @@ def measure(results: Results, minutes: float, rehearse: bool, run: Run) -> bool:
 def here(rehearse: bool) -> Dict[str, str]:
     """Return the device, its driver, the versions and the commit of what is measured."""
     known = {"device": "a rehearsal" if rehearse else machine.gpu()}
-    for name, command in COMMANDS.items():
-        with suppress(OSError, subprocess.CalledProcessError):
-            said = subprocess.run(command.split(), capture_output=True, text=True, check=True)
-            known[name] = said.stdout.partition("\n")[0]
+    known["driver"] = gpu_times.device("driver_version")
+    commit = ["git", "rev-parse", "--short", "HEAD"]
+    with suppress(OSError, subprocess.CalledProcessError):
+        said = subprocess.run(commit, capture_output=True, text=True, check=True).stdout
+        known["commit"] = said.strip()
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             known[package] = metadata.version(package)

@@ -1,5 +1,7 @@
 """Tables of docs/runtimes/cuda.md from the results of bench.gpu: python -m bench.gpu_page."""
 
+import statistics
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
@@ -8,12 +10,20 @@ from posenc_export.runtime.artefact.certificate import format_worst_error
 
 TOP = Path(__file__).parents[1]
 RESULTS, PAGE = TOP / "bench/results/gpu.json", TOP / "docs/runtimes/cuda.md"
-TIMES = """### Times
+PROMPTS = """### Prompts
 
-Microseconds of prompts, and of steps after as many tokens, of a decoder of Llama's architecture
-with 12 layers of width 768 (124 M weights) in float16, with weights of few bits where a name says
-so. A step includes copying the token to the device and the logits back."""
+A decoder of Llama's architecture with 12 layers of width 768 (124 M weights), float16, one row.
+"After steps" are prompts of a session whose steps were captured, "new length" prompts with a length
+that was not read before: cuDNN's attention, which the provider prefers for prompts, plans anew for
+each length."""
+STEPS = """### Steps
+
+The same architecture in float16. A step includes copying the token to the device and the logits
+back."""
 NONE = "No device has run it yet.\n"
+# Names of the cases of times, and their figures.
+OF_PROMPTS = ("contestant", "context"), ("prompt", "after steps", "new length")
+OF_STEPS = ("contestant", "weights", "rows", "context"), ("step", "memory")
 Row = Dict[str, Any]
 
 
@@ -60,16 +70,22 @@ def _failure(row: Row) -> str:
     return f"- Device {row['machine'] + 1}: {name} {form}{' ' if form else ''}{said}{at}"
 
 
-def _times(rows: Sequence[Row]) -> str:
-    """One line for each contestant, phase, and number of rows and tokens."""
-    names, lines, errors = ("phase", "rows", "tokens", "contestant"), [], []
+def _times(names: Sequence[str], figures: Sequence[str], rows: Sequence[Row]) -> str:
+    """One line for each case: medians of the rounds in microseconds."""
+    cases: Dict[Any, List[Row]] = {}
+    errors = []
     for row in rows:
         if "error" in row:
-            errors.append(f"- Device {row['machine'] + 1}: {row['piece']} rows: {row['error']}")
+            errors.append(f"- Device {row['machine'] + 1}: `{row['piece']}`: {row['error']}")
         else:
-            cells = (row["machine"] + 1, *(row[name] for name in names))
-            lines.append([*cells, f"{1e6 * row['seconds']:.0f}"])
-    return _table(["device", *names, "us"], lines, errors)
+            cases.setdefault((row["machine"] + 1, *(row[n] for n in names)), []).append(row)
+    lines = []
+    for case, those in sorted(cases.items(), key=lambda item: tuple(map(str, item[0]))):
+        medians = {name: statistics.median(row[name] for row in those) for name in figures}
+        cells = [f"{v if k == 'memory' else 1e6 * v:.0f}" for k, v in medians.items()]
+        lines.append([*case, *cells, len(those)])
+    head = ["device", *names, *(f"{n}, MB" if n == "memory" else f"{n}, us" for n in figures)]
+    return _table([*head, "rounds"], lines, errors)
 
 
 def _table(head: Sequence[str], lines: Sequence[Sequence[Any]], notes: Sequence[str] = ()) -> str:
@@ -79,7 +95,8 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[Any]], notes: Sequence[
 SECTIONS: Dict[str, Tuple[str, Callable[[Sequence[Row]], str]]] = {
     "repaired": ("### Values: what was repaired without a device", _counts),
     "parity": ("### Values: everything else", _counts),
-    "times": (TIMES, _times),
+    "prompts": (PROMPTS, partial(_times, *OF_PROMPTS)),
+    "steps": (STEPS, partial(_times, *OF_STEPS)),
 }
 
 

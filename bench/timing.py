@@ -1,5 +1,6 @@
 """Times of calls that take turns, so that whatever else the machine does affects all of them."""
 
+import statistics
 import time
 from typing import Any, Callable, Dict, List, Mapping, TypeVar
 
@@ -15,10 +16,19 @@ def seconds(call: Callable[[], Any], clock: Clock = time.perf_counter) -> float:
     return clock() - start
 
 
-def in_turn(calls: Mapping[str, Callable[[], Result]], rounds: int) -> Dict[str, List[Result]]:
-    """Make every call once a round. Return results by name, without those of a first round."""
+def median_seconds(call: Callable[[], Any], times: int, warm: int = 0) -> float:
+    """Return the median of the seconds of `times` calls, which follow `warm` others."""
+    return statistics.median([seconds(call) for _ in range(warm + times)][warm:])
+
+
+def in_turn(
+    calls: Mapping[str, Callable[[], Result]], rounds: int, warm: int = 1
+) -> Dict[str, List[Result]]:
+    """Make every call once a round. Return results by name, without the first `warm` rounds."""
     results: Dict[str, List[Result]] = {name: [] for name in calls}
-    for _ in range(1 + rounds):
+    for number in range(warm + rounds):
         for name, call in calls.items():
-            results[name].append(call())
-    return {name: of_call[1:] for name, of_call in results.items()}
+            result = call()
+            if number >= warm:
+                results[name].append(result)
+    return results

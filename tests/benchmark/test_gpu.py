@@ -1,6 +1,5 @@
 """bench.gpu: parts in their order, results that an interruption keeps, and a rehearsal."""
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
@@ -56,12 +55,12 @@ def test_no_piece_begins_after_the_time(
     monkeypatch.setattr(gpu.time, "monotonic", lambda: clock[0])
 
     def run(part: str, key: str, seconds: float) -> List[Dict[str, Any]]:
-        clock[0] += 400 if part == "times" else 0
+        clock[0] += 400 if part == "prompts" else 0
         ran.append(part)
         return [{"seconds": seconds}]
 
     assert not gpu.measure(gpu.Results(tmp_path / "gpu.json", HERE), 10, False, run)
-    assert ran == ["repaired", "repaired", "times", "times"]
+    assert ran == ["repaired", "repaired", "prompts", "prompts"]
 
 
 def test_a_piece_that_fails_is_a_row_with_the_last_line_of_its_error(tmp_path: Path) -> None:
@@ -69,10 +68,14 @@ def test_a_piece_that_fails_is_a_row_with_the_last_line_of_its_error(tmp_path: P
     assert rows == [{"error": "KeyError: 'no such model'"}]
 
 
-def test_times_are_rehearsed(tmp_path: Path) -> None:
-    rows = list(gpu.piece("times", gpu.PARTS["times"].keys()[0], tmp_path, True))
-    found = {(row["phase"], row["contestant"]) for row in rows if row["seconds"] > 0}
-    assert found == set(itertools.product(("decode", "prefill"), ("float16", "int4", "int8")))
+def test_prompts_and_steps_are_rehearsed(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    for part, figures in (
+        ("prompts", {"prompt", "after steps", "new length"}),
+        ("steps", {"step"}),
+    ):
+        rows = list(gpu.piece(part, gpu.PARTS[part].keys()[0], tmp_path, True))
+        assert rows and all(figures <= row.keys() and row["contestant"] for row in rows)
     assert (tmp_path / "int4" / "posenc.json").exists()
 
 
@@ -92,17 +95,17 @@ def test_the_page_agrees_with_the_committed_results(tmp_path: Path) -> None:
 def test_tables_have_the_rows_of_all_devices_side_by_side(tmp_path: Path) -> None:
     page = tmp_path / "cuda.md"
     page.write_text(gpu_page.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
-    row = {"part": "times", "piece": "1", "phase": "decode", "contestant": "int4", "rows": 1}
-    row |= {"tokens": 128, "seconds": 5e-4}
+    row = {"part": "steps", "piece": "p", "contestant": "ort-cuda", "weights": "int4", "rows": 1}
+    row |= {"context": 128, "step": 5e-4, "memory": 900}
     failed = {"part": "parity", "piece": "decoders: rope", "model": "decoders: rope"}
     failed |= {"machine": 1, "passed": False, "worst": 0.5, "at": "cell", "tolerance": 1e-3}
-    rows = [{**row, "machine": 0}, {**row, "machine": 1, "seconds": 4e-4}, failed]
+    rows = [{**row, "machine": 0}, {**row, "machine": 1, "step": 4e-4}, failed]
     gpu_page.write({"machines": [HERE, {"device": "other"}], "rows": rows}, page)
     text = page.read_text(encoding="utf-8")
     for line in (
         "| device | a device | other |",
-        "| 1 | decode | 1 | 128 | int4 | 500 |",
-        "| 2 | decode | 1 | 128 | int4 | 400 |",
+        "| 1 | ort-cuda | int4 | 1 | 128 | 500 | 900 | 1 |",
+        "| 2 | ort-cuda | int4 | 1 | 128 | 400 | 900 | 1 |",
         "- Device 2: `decoders: rope` error 5.0e-01 in 'cell', tolerance 1.0e-03",
     ):
         assert line in text.splitlines()
