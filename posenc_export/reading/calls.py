@@ -199,21 +199,26 @@ class Calls(torch.nn.Module):
         return in_two[0] if in_two else small[-1]
 
     def _whole_numbers(self) -> int:
-        """Return the largest whole number that is kept, in the example. Refused: those that are
-        kept or added up are more than float32 may hold.
+        """Return the largest whole number that caches keep for a token, of counts that of all
+        positions. Refused: those that are kept or added up are more than float32 may hold.
         """
-        times = {"sum": self.values.max_positions, "product": WHOLE}  # of the largest number
-        kept = [cached.node for cached in self.kept]
-        kept += [held.root for held in self.states if isinstance(held, Tail)]
-        running = [step for step in map(self.steps.get, self.order) if isinstance(step, Running)]
-        totals = [(step.source, times.get(step.kind, 1)) for step in running]
-        of: Dict[Node, int] = {}
-        for node, count in [*totals, *((node, 1) for node in kept)]:
+
+        def largest(node: Node) -> int:
             x = self.values.of[node]
-            of[node] = 0 if x.is_floating_point() else int(x.to(torch.int64).abs().max())
-            if of[node] * count > WHOLE:
-                refuse(node, f"gives whole numbers up to {of[node]:,}, {TOO_LARGE}")
-        return max((of[node] for node in kept), default=0)
+            return 0 if x.is_floating_point() else int(x.to(torch.int64).abs().max())
+
+        most, steps = self.values.max_positions, {n: self.steps[n] for n in self.order}
+        counts = any(isinstance(s, OverKeys) and largest(n) > 1 for n, s in steps.items())
+        roots = [cached.node for cached in self.kept]
+        roots += [held.root for held in self.states if isinstance(held, Tail)]
+        kept = [(root, largest(root) + most * (counts and largest(root) > 1)) for root in roots]
+        times = {"sum": most, "product": WHOLE}
+        running = [step for step in steps.values() if isinstance(step, Running)]
+        totals = [(s.source, largest(s.source) * times.get(s.kind, 1)) for s in running]
+        for node, number in kept + totals:
+            if number > WHOLE:
+                refuse(node, f"gives whole numbers up to {largest(node):,}, {TOO_LARGE}")
+        return max((n for _, n in kept), default=0) if self.properties.causal else 0
 
     def _hold_weights(self) -> None:
         """Register the constants of the graph, and what is computed from them alone."""

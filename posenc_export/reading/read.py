@@ -147,7 +147,12 @@ def _reading(
     from being computed in calls.
     """
     capture = short or whole_of(whole, whole.module)  # nodes are added to the copy
-    calls = _checked_calls(capture, found)
+    try:
+        calls = _calls(capture)
+    except Refused as error:
+        raise Refused(f"{error}; the module {found[0]}" if found else str(error)) from error
+    if found:
+        raise Refused(found[0])
     graph = flat_graph(calls, capture.names, calls.selected is not None)
     flat = completed(graph, calls, whole) if short else Flat(graph, calls.caches)
     if flat is None:
@@ -165,21 +170,10 @@ def _reading(
     return reading
 
 
-def _checked_calls(short: Capture, found: Sequence[str]) -> Calls:
-    """Find the calls of a module. Refused: it mixes tokens or rows."""
-    try:
-        calls = _calls(short)
-    except Refused as error:
-        raise Refused(f"{error}; the module {found[0]}" if found else str(error)) from error
-    if found:
-        raise Refused(found[0])
-    return calls
-
-
-def _calls(short: Capture) -> Calls:
-    """Find the steps of a graph."""
-    values = Values(short)
-    properties = Properties(values, short.causal)
+def _calls(capture: Capture) -> Calls:
+    """Find the steps of a graph. Refused: it mixes tokens or rows."""
+    values = Values(capture)
+    properties = Properties(values, capture.causal)
     lengths = Lengths(values, Operators(values), properties)
     attentions = Attentions(properties, lengths)
     for node in values.nodes:

@@ -82,6 +82,16 @@ def test_whole_numbers_that_no_state_holds_are_refused_in_the_words_of_the_page(
         read_module(Counted(WHOLE_NUMBERS[name]), ids(), MOST)
 
 
+def test_counts_of_tokens_that_are_kept_may_be_as_large_as_the_positions() -> None:
+    def before(ids: torch.Tensor) -> torch.Tensor:
+        seen = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
+        counts = ((ids < 9)[:, None] & seen).sum(-1)
+        return torch.nn.functional.pad(counts, (1, 0))[:, :-1]
+
+    assert read_module(Counted(before), ids(), MOST).whole > MOST
+    assert read_module(Words(), ids(), MOST).whole == 0
+
+
 def test_nothing_is_found_in_a_causal_module() -> None:
     assert findings(capture(Words(), ids(), MOST)) == []
 
