@@ -12,6 +12,8 @@ import numpy as np
 from posenc_export.runtime.session.session import Session
 
 Pairs = Iterator[Tuple[np.ndarray, np.ndarray]]  # actual and expected outputs
+# Given a session and `case`, drives the session and yields pairs of actual and expected outputs
+Run = Callable[..., Pairs]
 
 
 class Calls(Protocol):
@@ -87,8 +89,7 @@ class Scenario:
     """A way to divide a case into calls, which must give the outputs of one full pass."""
 
     name: str  # in the certificate
-    # Given a session and a Case, drives the session and yields pairs of actual and expected outputs
-    run: Callable[..., Pairs]
+    run: Run
     level: Level = Level.QUICK  # the smallest grid that has it
 
 
@@ -102,9 +103,6 @@ class Cell:
     of: int = 0  # index of the compared output, in Manifest.outputs
     # Whether the session keeps the tokens of the cell before; else it is empty
     continues: bool = False
-
-
-Run = Callable[[Calls, Case], Pairs]
 
 
 def split(past: int, new: int) -> Run:
