@@ -17,8 +17,8 @@ from posenc_export.export.expected import eager_session
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime import Session
+from posenc_export.runtime.artefact.graph_inputs import ENCODER_MASK as MASK
 from posenc_export.runtime.session import reading
-from posenc_export.runtime.session.arguments import MASK
 from posenc_export.runtime.session.rows import Rows
 from tests.tiny import block
 from tests.traces import artefact

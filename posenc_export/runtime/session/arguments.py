@@ -16,7 +16,6 @@ from posenc_export.shared.tables import counted
 
 Inputs = Union[np.ndarray, Sequence[Any]]  # an array, or a list of rows of different lengths
 Numbers = Union[None, int, Sequence[int], np.ndarray]  # one number, or one per row
-MASK = "encoder_attention_mask"
 
 
 class RowTokens(NamedTuple):
@@ -193,7 +192,7 @@ def _plane(prompt: Prompt, name: str, numbers: np.ndarray, planes: int, limit: i
 
 def encoder_outputs(manifest: Manifest, prompt: Prompt) -> Dict[str, np.ndarray]:
     """Check the encoder outputs that a caller passes for the rows of a prompt, and return the graph
-    inputs listed in Manifest.encoder: MASK [B,Q] int64 first, then the keys and values [B,K,Q,D].
+    inputs listed in Manifest.encoder: a mask [B,Q] int64 first, then the keys and values [B,K,Q,D].
     Raise ValueError for missing or unneeded ones, other rows, shapes or dtypes, and rows without
     tokens.
     """
@@ -205,7 +204,7 @@ def encoder_outputs(manifest: Manifest, prompt: Prompt) -> Dict[str, np.ndarray]
     if encoder is None:
         rule = "encoder=, the outputs of the encoder for each row"
         raise expected(rule, "none", "run the encoder's artefact on the source first")
-    key_values = manifest.encoder[1:]
+    mask, *key_values = manifest.encoder
     sizes = [(int(value.axes[1]), int(value.axes[3])) for value in key_values]  # K and D of each
     numbers = sum(heads * size for heads, size in sizes)
     axes = ("batch_size", "encoder_sequence_length", numbers)
@@ -216,7 +215,7 @@ def encoder_outputs(manifest: Manifest, prompt: Prompt) -> Dict[str, np.ndarray]
         got = f"rows of {lengths.tolist()} tokens"
         raise expected(rule, got, "give one row per sequence")
     inside = np.arange(tokens.shape[1])[None] < lengths[:, None]
-    arrays, begin = {MASK: inside.astype(np.int64)}, 0
+    arrays, begin = {mask.name: inside.astype(np.int64)}, 0
     for value, (heads, size) in zip(key_values, sizes, strict=True):
         part = tokens[:, :, begin : begin + heads * size].reshape(count, -1, heads, size)
         arrays[value.name] = np.ascontiguousarray(part.transpose(0, 2, 1, 3))

@@ -6,7 +6,7 @@ tokens of each row first and padding (position -1) after them.
 
 import functools
 import math
-from typing import Any, Callable, Generator, List, NoReturn, Optional, Sequence, TypeVar
+from typing import Any, Callable, Generator, List, NoReturn, Optional, Self, Sequence, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from posenc_export.runtime.session.prefixes import Prefix, Prefixes
 from posenc_export.runtime.session.rows import Rows
 
 REWIND = 256  # default number of tokens that can be taken back if states are replaced by each call
-Own = TypeVar("Own", bound="Session")
 Method = TypeVar("Method", bound=Callable[..., Any])
 BUSY = (
     "session: expected one call at a time, got another while one runs; open a session for each "
@@ -357,7 +356,7 @@ class Session:
             self._read(rows, replay, unread)
 
     @exclusive
-    def fork(self: Own) -> Own:
+    def fork(self) -> Self:
         """Return an independent session on the same graph with a copy of the current state."""
         rows = self._settled()
         caches = rows.caches
