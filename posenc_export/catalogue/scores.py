@@ -27,16 +27,8 @@ def embedded(axes: Any, rows: np.ndarray) -> None:
     largest, usual = float(sizes.max()), CLIPPED * float(np.quantile(sizes, 0.99))
     # Trained tables have a few numbers beside which no other would be seen.
     limit = usual if 0 < usual < largest else largest or 1.0
-    waves.heatmap(
-        axes,
-        rows.T,
-        limit < largest,
-        vmin=-limit,
-        vmax=limit,
-        aspect="auto",
-        origin="lower",
-        cmap="RdBu_r",
-    )
+    colours = {"vmin": -limit, "vmax": limit, "cmap": "RdBu_r"}
+    waves.heatmap(axes, rows.T, limit < largest, aspect="auto", origin="lower", **colours)
     waves.labels(axes, "position", "entry")
 
 

@@ -153,8 +153,7 @@ def build_all(specs: Sequence[Mapping[str, Any]], geometry: Geometry) -> Positio
     Raises:
         ValueError: see `build` and Combined.
     """
-    with torch.device(
-        "cpu"
-    ):  # tables need values, even if the weights are created on the meta device
+    # Tables need values, even if the weights are created on the meta device.
+    with torch.device("cpu"):
         parts = [build(spec, geometry) for spec in specs or [{"name": "nope"}]]
     return parts[0] if len(parts) == 1 else Combined(parts)

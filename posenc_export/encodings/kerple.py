@@ -39,12 +39,8 @@ class KERPLE(PositionEncoding):
 
 class KERPLEOracle(Oracle, of=KERPLE):
     def bias(self, head: int, query: int, key: int) -> float:
-        first, second = (
-            math.exp(logarithm) for logarithm in self.weights["r.value"][:, head, 0, 0]
-        )
+        first, second = map(math.exp, self.weights["r.value"][:, head, 0, 0])
         distance = abs(query - key)
-        return -first * (
-            math.log1p(second * distance)
-            if self.encoding.kernel == "log"
-            else distance ** min(second, 2.0)
-        )
+        if self.encoding.kernel == "log":
+            return -first * math.log1p(second * distance)
+        return -first * float(distance ** min(second, 2.0))

@@ -41,18 +41,10 @@ class RoPEDynamic(Rotation):
 
     def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
         """As in PositionEncoding; keys are turned further for queries beyond L."""
+        keys, values, mask, places, keys_at = seen
+        first, second, turns = self.first.rows, self.second.rows, self.interleaved
         return by_query.attend_turned_keys(
-            q,
-            seen.keys,
-            seen.values,
-            seen.mask,
-            seen.positions,
-            seen.key_positions,
-            self.first.rows,
-            self.second.rows,
-            self.interleaved,
-            self.original,
-            scale,
+            q, keys, values, mask, places, keys_at, first, second, turns, self.original, scale
         )
 
     def formulas(self) -> Mapping[str, Rows]:

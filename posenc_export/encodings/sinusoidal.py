@@ -78,10 +78,8 @@ class Sinusoidal(PositionEncoding):
     def waves(self, positions: Tensor) -> Tensor:
         """Compute the rows [B,S,E] float32 at positions [B,S] int64."""
         frequencies = self.frequencies.rows.to(torch.float64)
-        angles = ops.reduced_angle(
-            (positions.clamp(min=0) + self.offset).unsqueeze(2).to(torch.float64)
-            * (frequencies[0] + frequencies[1])
-        )
+        places = (positions.clamp(min=0) + self.offset).unsqueeze(2).to(torch.float64)
+        angles = ops.reduced_angle(places * (frequencies[0] + frequencies[1]))
         waves = (angles.sin(), angles.cos())
         if self.interleaved:
             rows = torch.stack(waves, dim=-1).flatten(-2)

@@ -37,13 +37,8 @@ class SwinV2(PositionEncoding):
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
-        inner = torch.relu(
-            torch.nn.functional.linear(
-                self.offsets.rows,
-                self.first.weight.to(torch.float32),
-                self.first.bias.to(torch.float32),
-            )
-        )
+        weight, bias = self.first.weight.to(torch.float32), self.first.bias.to(torch.float32)
+        inner = torch.relu(torch.nn.functional.linear(self.offsets.rows, weight, bias))
         scores = torch.nn.functional.linear(inner, self.second.weight.to(torch.float32))
         table = 16 * torch.sigmoid(scores)
         index = offset_index(q_positions, k_positions, self.rows, self.columns)

@@ -161,10 +161,10 @@ def _attentions(
     """Return the attention with each of the encodings, by name of the kind of layer."""
     if not encodings:
         return {"layer": attention}
-    placed = [_placed(encoding) for encoding in encodings]
-    for on_tokens, _ in placed:
-        if on_tokens:
-            got = f"{on_tokens[0]['name']}, which acts on tokens"
-            require(False, "layer_encodings that act in layers", got, "give it to the block")
-    kinds = [replace(attention, encodings=in_layers) for _, in_layers in placed]
-    return {f"layer_{index}": kind for index, kind in enumerate(kinds)}
+    kinds = {}
+    for index, (on_tokens, in_layers) in enumerate(map(_placed, encodings)):
+        got = f"{', '.join(spec['name'] for spec in on_tokens)}, which acts on tokens"
+        rule, remedy = "layer_encodings that act in layers", "give it to the block"
+        require(not on_tokens, rule, got, remedy)
+        kinds[f"layer_{index}"] = replace(attention, encodings=in_layers)
+    return kinds

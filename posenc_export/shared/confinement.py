@@ -52,9 +52,8 @@ def _without_writing(library: Any) -> None:
     if version < 1:  # a kernel without Landlock
         return
     files, network, others = ((1 << count) - 1 for count in RIGHTS[min(version, max(RIGHTS))])
-    rules = struct.pack("=3Q", files & ~READ, network, others)[
-        : 8 * (1 + (version > 3) + (version > 5))
-    ]
+    size = 8 * (1 + (version > 3) + (version > 5))
+    rules = struct.pack("=3Q", files & ~READ, network, others)[:size]
     number = library.syscall(CREATE, rules, len(rules), 0)
     if number < 0 or library.syscall(RESTRICT, number, 0):
         code = ctypes.get_errno()

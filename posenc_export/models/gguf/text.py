@@ -25,10 +25,8 @@ ENDS = (
     *("</s>", "<eos>", "<EOT>", "_<EOT>", "\u2581<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>"),
     *("<turn|>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),  # Gemma 4, DeepSeek
 )
-END, HARMONY = (
-    "<|end|>",
-    {"<|return|>", "<|call|>"},
-)  # with both, messages end, and the turn goes on
+# With both, messages end, and the turn goes on.
+END, HARMONY = "<|end|>", {"<|return|>", "<|call|>"}
 UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")  # the others of Phi-3 take the spaces behind them
 
 
@@ -86,10 +84,8 @@ def files_of(values: Mapping[str, Any], tokenizer: Optional[bytes] = None) -> Di
         named = {name: _token(keys, end) for name, end in NAMED.items()}
         known = {name: token for name, token in named.items() if token is not None}
         ids = {f"{name}_id": keys[f"{NAMED[name]}_token_id"] for name in known if name[0] != "u"}
-        whether = {
-            "add_bos_token": _adds_bos(keys),
-            "add_eos_token": bool(keys.get("add_eos_token")),
-        }
+        adds_eos = bool(keys.get("add_eos_token"))
+        whether = {"add_bos_token": _adds_bos(keys), "add_eos_token": adds_eos}
         generation = {**ids, "eos_token_id": stop_ids(keys) or None}
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", **known, **whether}
         files = {"generation_config.json": generation, "tokenizer_config.json": settings}
