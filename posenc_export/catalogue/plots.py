@@ -58,7 +58,7 @@ def draw(specs: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]], view: Vie
     across = min(most, ACROSS) if alone else 1
     rows, columns = -(-most // across), across * len(specs)
     figure = Figure(figsize=(4.4 * columns, 3.2 * rows), layout="constrained")
-    parts = [figure] if alone else figure.subfigures(1, len(specs))
+    parts: Any = [figure] if alone else figure.subfigures(1, len(specs))
     for part, (scene, weights), of_scene in zip(parts, scenes, drawn, strict=True):
         part.suptitle(_title(scene.spec, weights), fontsize=10)
         for index, (title, paint) in enumerate(of_scene):
