@@ -1,5 +1,7 @@
 """Layers without a softmax, or without attention."""
 
+from typing import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -41,25 +43,15 @@ class MeanOfEarlier(nn.Module):
         return self.out((weights / weights.sum(1, keepdim=True)) @ x)
 
 
-@layer("mean-by-cumsum")
-class MeanByCumsum(nn.Module):
-    def __init__(self) -> None:
+@layer("mean-by-cumsum", lambda x: x.cumsum(1) / torch.arange(1, x.size(1) + 1).view(1, -1, 1))
+@layer("largest-of-earlier", lambda x: x.cummax(1).values)
+class Totals(nn.Module):
+    def __init__(self, of: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.out = nn.Linear(WIDTH, WIDTH)
+        self.out, self.of = nn.Linear(WIDTH, WIDTH), of
 
     def forward(self, x: Tensor) -> Tensor:
-        count = torch.arange(1, x.size(1) + 1, dtype=x.dtype).view(1, -1, 1)
-        return self.out(x.cumsum(dim=1) / count)
-
-
-@layer("largest-of-earlier")
-class LargestOfEarlier(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(x.cummax(dim=1).values)
+        return self.out(self.of(x))
 
 
 @layer("linear-masked")

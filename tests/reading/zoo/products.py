@@ -119,20 +119,13 @@ class EinsumLetters(nn.Module):
         return torch.einsum("qbhd,hed->bqe", y, self.out)
 
 
-@layer("keys-first", True)
-@layer("keys-first-by-exp", False)
+@layer("keys-first")
 class KeysFirst(Attention):
-    """Scores as [keys, queries]."""
-
-    def __init__(self, by_softmax: bool) -> None:
-        super().__init__()
-        self.by_softmax = by_softmax
+    """Scores as [keys, queries], which two operators read."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         T = q.size(2)
         scores = (k @ q.mT / 8**0.5).masked_fill(torch.ones(T, T).tril(-1) > 0, float("-inf"))
-        if self.by_softmax:
-            return scores.softmax(dim=-2).mT @ v
         return (scores.exp() / scores.exp().sum(-2, keepdim=True)).mT @ v
 
 
