@@ -48,6 +48,8 @@ class Oracle:
             trained numbers from `weights`, by name, in float64.
     """
 
+    encoding: Any = None  # also of a subclass whose constructor does not call this one's
+
     def __init_subclass__(cls, of: Any = None) -> None:
         super().__init_subclass__()
         if of is not None:
