@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import shlex
 import sys
 from importlib.util import find_spec
@@ -14,10 +15,18 @@ from posenc_export.benchmark.report import HTML, JSON
 from posenc_export.benchmark.runtimes import RUNTIMES
 from posenc_export.commands.options import Table, option
 from posenc_export.runtime.artefact.places import check_file, write_file
-from posenc_export.shared.refusal import refusal
 
 # Options that are arguments of benchmark.run with the same meaning.
-SETTINGS = ("batch", "threads", "rounds", "seconds", "baseline")
+SETTINGS = ("contexts", "batch", "threads", "rounds", "seconds", "baseline")
+
+
+def _numbers(text: str) -> Tuple[int, ...]:
+    if text != "none" and not re.fullmatch("[0-9]+(,[0-9]+)*", text):
+        rule = "whole numbers with commas between, or none"
+        raise argparse.ArgumentTypeError(f"expected {rule}, got {text!r}")
+    return () if text == "none" else tuple(map(int, text.split(",")))
+
+
 OPTIONS: Table = {
     "folders": option("folders of artefacts or presets", type=Path, nargs="+"),
     "--runtime": dict(
@@ -31,10 +40,12 @@ OPTIONS: Table = {
         "numbers of cached tokens at which a decode step is timed; numbers beyond the range of a "
         "model are skipped",
         ",".join(map(str, measurement.CONTEXTS)),
+        type=_numbers,
         metavar="N,N,...",
     ),
     "--prefill": option(
         "numbers of tokens of the timed prompts, or none for no prompts (default: the contexts)",
+        type=_numbers,
         metavar="N,N,...",
     ),
     "--batch": option("rows of every call", 1, metavar="ROWS"),
@@ -52,8 +63,6 @@ OPTIONS: Table = {
 
 
 def run(options: argparse.Namespace) -> int:
-    contexts = _numbers("contexts", options.contexts)
-    prompts = None if options.prefill is None else _numbers("prefill", options.prefill)
     # Checked before the measurement, which takes minutes.
     if options.html and find_spec("matplotlib") is None:
         raise ModuleNotFoundError(name="matplotlib")
@@ -63,8 +72,7 @@ def run(options: argparse.Namespace) -> int:
     report = benchmark.run(
         options.folders,
         runtimes=tuple(options.runtime),
-        contexts=contexts,
-        prompts=prompts,
+        prompts=options.prefill,
         progress=options.say,
         command=shlex.join(["posenc", *sys.argv[1:]]),
         **{name: getattr(options, name) for name in SETTINGS},
@@ -77,13 +85,3 @@ def run(options: argparse.Namespace) -> int:
     if options.html:
         write_file(options.html, page.render(report).encode(), HTML)
     return 0
-
-
-def _numbers(option: str, text: str) -> Tuple[int, ...]:
-    if option == "prefill" and text == "none":
-        return ()
-    try:
-        return tuple(int(number) for number in text.split(","))
-    except ValueError:
-        rule = f"{option} as whole numbers with commas between"
-        raise refusal("bench", rule, repr(text), f"give --{option} 128,1024") from None

@@ -7,6 +7,7 @@ from typing import Any, Dict
 
 from posenc_export.commands.options import Table, nearest_model, option
 from posenc_export.runtime.artefact.summary import lines
+from posenc_export.shared.refusal import refusal
 from posenc_export.shared.tables import WIDTH, aligned
 
 OPTIONS: Table = {
@@ -38,8 +39,7 @@ def _description(model: str) -> Dict[str, Any]:
         return to_json(PRESETS[model])
     if not Path(model).is_dir() and not is_gguf(Path(model)):
         rule = f"model to be a folder with a checkpoint, a GGUF file, or {', '.join(PRESETS)}"
-        remedy = nearest_model(model, [*PRESETS])
-        raise ValueError(f"describe: expected {rule}, got {model!r}; {remedy}")
+        raise refusal("describe", rule, repr(model), nearest_model(model, [*PRESETS]))
     folder, sentences = opened(Path(model), True)
     config = GGUFCheckpoint(folder).config if is_gguf(folder) else read_config(folder)
     read = by_transformers.kind_of(config, sentences is None).described()

@@ -124,7 +124,13 @@ def _texts(page: Path, folder: Path, manifest: Manifest, web: Path) -> Dict[str,
         ids = [n % size for n in range(min(IDS, manifest.max_positions))]
         return {"vocabulary": size, "ends": manifest.stop_ids, "samples": [{"ids": ids}]}
     shutil.copyfile(folder / TOKENIZER, page / TOKENIZER)
-    copy_libraries(web.parent, page)
+    (page / "text").mkdir()
+    for name, path in LIBRARIES.items():
+        if not (web.parent / path).is_file():
+            package = path.partition("/dist")[0]
+            rule = f"the npm package {package} beside onnxruntime-web for the text of this model"
+            raise refusal("page", rule, "none", f"npm install {package}")
+        shutil.copyfile(web.parent / path, page / "text" / name)
     return text_data(folder, manifest)
 
 
@@ -207,17 +213,6 @@ def _certificate(manifest: Manifest) -> Optional[Dict[str, Any]]:
         "worst": certificate["cells"][worst],
         "exported": certificates.exported_error(certificate),
     }
-
-
-def copy_libraries(modules: Path, page: Path) -> None:
-    """Copy the libraries from a node_modules folder. Raise ValueError if one is not there."""
-    (page / "text").mkdir()
-    for name, path in LIBRARIES.items():
-        if not (modules / path).is_file():
-            package = path.partition("/dist")[0]
-            rule = f"the npm package {package} beside onnxruntime-web for the text of this model"
-            raise refusal("page", rule, "none", f"npm install {package}")
-        shutil.copyfile(modules / path, page / "text" / name)
 
 
 def text_data(folder: Path, manifest: Manifest) -> Dict[str, Any]:

@@ -108,8 +108,11 @@ class Batch:
         """
         self._left, tokens = self.limits.chunk, list[Token]()
         for index, row in enumerate(self.rows):
-            if not row.generated:
-                tokens += self._continue_prompt(index, row)
+            if not row.generated and (part := row.take(self._left)):
+                parts: List[List[int]] = [[] for _ in self.rows]
+                parts[index] = part
+                logits = self.session.prefill(parts, logits_to_keep=1)[index]
+                tokens += self._read_part(index, row, len(part), logits)
         self._leave_ended(tokens)
         while waiting and self._left and self._has_room_for(waiting[0]):
             tokens += self._enter(waiting[0])
@@ -186,16 +189,6 @@ class Batch:
         tokens = self._read_part(len(self.rows) - 1, row, len(part), logits)
         self._leave_ended(tokens)
         return tokens
-
-    def _continue_prompt(self, index: int, row: Row) -> List[Token]:
-        """Feed as many more tokens of a row's prompt as the turn allows."""
-        part = row.take(self._left)
-        if not part:
-            return []
-        parts: List[List[int]] = [[] for _ in self.rows]
-        parts[index] = part
-        logits = self.session.prefill(parts, logits_to_keep=1)[index]
-        return self._read_part(index, row, len(part), logits)
 
     def _read_part(self, index: int, row: Row, count: int, logits: np.ndarray) -> List[Token]:
         """Count tokens that were read. Return the first generated token, from logits [1,V], after

@@ -93,8 +93,6 @@ def test_a_missing_matplotlib_names_the_extra(asked, capsys, tmp_path, monkeypat
 
 
 REFUSED = [
-    (["--contexts", "16;64"], "expected contexts as whole numbers"),
-    (["--prefill", "x"], "give --prefill 128"),
     (["-o", "."], "got ., which is no file"),
 ]
 

@@ -198,8 +198,6 @@ def test_text_ends_before_a_stop_string_and_its_row_is_free_again(port: int) -> 
 BAD: Dict[str, Any] = {
     "no object": [1],
     "an empty prompt": {"prompt": ""},
-    "no prompt": {},
-    "a field of no API": {"prompt": "a", "max_token": 5},
     "no tokens": {"prompt": "a", "max_tokens": 0},
     "a prompt that is too long": {"prompt": "a" * 300},
     "too many tokens": {"prompt": "a" * 200, "max_tokens": 101},
