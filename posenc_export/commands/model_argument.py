@@ -109,11 +109,9 @@ def _kind_of(model: str) -> str:
         return CHECKPOINT
     if CALLABLE.match(model) and not path.exists():
         return MODULE
-    raise ValueError(
-        "export: expected model to be block, a folder with a checkpoint, a GGUF file, "
-        f"package.module:function, or one of {', '.join(NAMES)}, got {model!r}; "
-        f"{nearest_model(model, known)}"
-    )
+    kinds = "block, a folder with a checkpoint, a GGUF file, package.module:function, or one of"
+    rule, remedy = f"model to be {kinds} {', '.join(NAMES)}", nearest_model(model, known)
+    raise refusal("export", rule, repr(model), remedy)
 
 
 def model_of(kind: str, model: str, chosen: Dict[str, Any]) -> Any:

@@ -83,15 +83,11 @@ def template_values(options: argparse.Namespace) -> Dict[str, Any]:
     return dict(json_of("chat_template_kwargs", "the option", text, "quote it for the shell"))
 
 
-def _threads(text: str) -> Union[int, str]:
-    return text if text == AUTO else _whole(1, text)
-
-
 # Provider and threads as `load` takes them.
 PROVIDER: Table = {"--provider": dict(default="auto", help=HELP)}
 THREADS: Table = {
     "--threads": dict(
-        type=_threads,
+        type=lambda text: text if text == AUTO else _whole(1, text),
         default=AUTO,
         help="threads of one operator (default: by the size of the model)",
     )

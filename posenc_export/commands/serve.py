@@ -103,11 +103,10 @@ def run(options: argparse.Namespace) -> int:
     )
     server = uvicorn.Server(config)
     options.say.close()
-    routes = "embeddings, with /openapi.json and /health"
-    if not embeds:
-        talks = " and /v1/chat/completions" if app.state.service.chat.codec else ""
-        routes = f"completions{talks}, with /openapi.json, /health and /metrics"
-    _announce(options, name, port, routes)
+    talks = " and /v1/chat/completions" if not embeds and app.state.service.chat.codec else ""
+    of_decoder = f"completions{talks}, with /openapi.json, /health and /metrics"
+    of_encoder = "embeddings, with /openapi.json and /health"
+    _announce(options, name, port, of_encoder if embeds else of_decoder)
     # uvicorn raises it again once everything is finished.
     signal.signal(signal.SIGTERM, lambda *_: None)
     server.run(sockets=[listening])
