@@ -112,7 +112,8 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
     def conditions(self) -> List[str]:
         """Return sentences on machine and contestants, limits, versions, and the command line."""
         machine, limits = self.machine, self.limits
-        cores = f"{machine.threads} threads on {machine.cores} cores ({machine.processor})"
+        threads, cores = counted(machine.threads, "thread"), counted(machine.cores, "core")
+        cores = f"{threads} on {cores} ({machine.processor})"
         memory = f", {machine.memory_bytes / 2**30:.0f} GiB" if machine.memory_bytes else ""
         how = f"{cores}{memory}, {counted(self.batch_rows, 'row')}, one contestant at a time."
         rates = ((work.bytes, work.read_bytes_per_second / 1e9) for work in limits.read)
