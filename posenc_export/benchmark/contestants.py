@@ -23,24 +23,43 @@ def model_label(manifest: Manifest) -> str:
     0.97M"; of a module its class and this number.
     """
     config, kind, count = manifest.config, manifest.kind, manifest.step_weights / 1e6
-    names = [*dict.fromkeys(re.split("[: ]", text)[0] for text in encodings(config))]
-    shown = "+".join(names if len(names) <= SHOWN else [*names[:SHOWN], "..."]) or "nope"
     layers = len(sequence(config.get("order")))
-    built = f"{shown} {f'{layers}x' if layers else f'{kind} '}{config.get('width', '?')}"
-    named = str(config.get("name")).rpartition(".")[2]
+    built = f" {f'{layers}x' if layers else f'{kind} '}{config.get('width', '?')}"
     digits = 0 if count >= 99.5 else 1 if count >= 9.95 else 2
-    return f"{named if kind == 'module' else built} {count:.{digits}f}M"
+    return f"{_named(manifest)}{'' if kind == 'module' else built} {count:.{digits}f}M"
 
 
-def endings(paths: Sequence[Path]) -> List[str]:
-    """Return the shortest ending of each path that no other has, such as "ort" or "rope/ort"."""
-    shortest = []
-    for path in paths:
-        others = [other for other in paths if other != path]
+def _named(manifest: Manifest) -> str:
+    """Return the encodings of a model, as in "rope+alibi"; of a module its class."""
+    if manifest.kind == "module":
+        return str(manifest.config.get("name")).rpartition(".")[2]
+    names = [*dict.fromkeys(re.split("[: ]", text)[0] for text in encodings(manifest.config))]
+    return "+".join(names if len(names) <= SHOWN else [*names[:SHOWN], "..."]) or "nope"
+
+
+def artefact_labels(manifests: Sequence[Manifest], paths: Sequence[Path]) -> List[str]:
+    """Return names of artefacts by encoding, target, weights, cache and signature, as in
+    "rope-ort-int8". Artefacts that agree in these have the shortest distinct endings of their
+    paths as well.
+    """
+    names = ["-".join(_parts(manifest)) for manifest in manifests]
+    labels = []
+    for name, path in zip(names, paths, strict=True):
+        alike = [p for other, p in zip(names, paths, strict=True) if other == name and p != path]
         depths = range(1, len(path.parts) + 1)
-        apart = (n for n in depths if all(p.parts[-n:] != path.parts[-n:] for p in others))
-        shortest.append("/".join(path.parts[-next(apart) :]))
-    return shortest
+        apart = (n for n in depths if all(p.parts[-n:] != path.parts[-n:] for p in alike))
+        ending = "/".join(path.parts[-next(apart, 1) :])
+        labels.append(f"{name} in {ending}" if alike else name)
+    return labels
+
+
+def _parts(manifest: Manifest) -> List[str]:
+    weights = manifest.weights.format if manifest.weights else ""
+    dtype = manifest.dtype if manifest.dtype != "float32" else ""
+    cache = f"cache-{manifest.cache}" if manifest.cache else ""
+    mask = "mask" if manifest.signature == "mask" else ""
+    parts = (_named(manifest), manifest.target, dtype, weights, cache, mask)
+    return [part for part in parts if part]
 
 
 def numbered(names: Sequence[str]) -> List[str]:
@@ -105,7 +124,7 @@ def _of_folders(folders: Sequence[Path]) -> List[Contestant]:
             models.append(manifest)
     names = numbered([model_label(manifest) for manifest in models])
     configs, contestants = [manifest.config for manifest in models], []
-    for path, label, manifest in zip(paths, endings(paths), read, strict=True):
+    for path, label, manifest in zip(paths, artefact_labels(read, paths), read, strict=True):
         name, folder = names[configs.index(manifest.config)], "/".join(path.parts[-2:])
         for provider in _providers(manifest):
             on = label if provider == "cpu" else f"{label} ({provider})"

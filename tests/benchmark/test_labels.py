@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from posenc_export.benchmark import contestants
-from posenc_export.benchmark.contestants import endings, model_label, numbered
+from posenc_export.benchmark.contestants import artefact_labels, model_label, numbered
 from posenc_export.benchmark.runtimes import is_llama
 from posenc_export.export.describe import eager
 from posenc_export.models.config_json import to_json
@@ -46,16 +47,27 @@ def test_a_model_is_named_by_encoding_layers_width_and_parameters():
     assert model_label(odd) == "nope block ? 0.96M"
 
 
+def test_artefacts_are_named_by_what_differs_between_them():
+    rope = eager(load_preset("tiny-rope"))[1]
+    int8 = structs.replace(rope, target="ort", weights=Weights("int8"), cache="int8")
+    half = structs.replace(rope, target="onnx", dtype="float16", signature="mask")
+    other = eager(seeded(ALIBI))[1]
+    names = ["rope-eager", "rope-ort-int8-cache-int8", "rope-onnx-float16-mask", "alibi-eager"]
+    paths = [Path(f"/a/{number}/ort") for number in range(4)]
+    assert artefact_labels([rope, int8, half, other], paths) == names
+
+
 @pytest.mark.parametrize(
     ("paths", "labels"),
     [
-        (["/a/onnx", "/a/ort"], ["onnx", "ort"]),
-        (["/a/ort", "/b/ort", "/b/x"], ["a/ort", "b/ort", "x"]),
-        (["/a/ort", "/a/ort"], ["ort", "ort #2"]),
+        (["/a/ort", "/b/ort"], ["rope-eager in a/ort", "rope-eager in b/ort"]),
+        (["/a/x", "/a/y"], ["rope-eager in x", "rope-eager in y"]),
+        (["/a/ort", "/a/ort"], ["rope-eager", "rope-eager #2"]),
     ],
 )
-def test_artefacts_are_named_by_the_shortest_endings_of_their_paths(paths, labels):
-    assert numbered(endings([Path(path) for path in paths])) == labels
+def test_artefacts_that_are_alike_are_named_by_their_folders(paths, labels):
+    rope = eager(load_preset("tiny-rope"))[1]
+    assert numbered(artefact_labels([rope] * 2, [Path(path) for path in paths])) == labels
 
 
 @pytest.mark.parametrize(

@@ -62,16 +62,16 @@ def test_every_contestant_has_a_row_per_context_and_phase(folder):
     lines = []
     how = {"contexts": (16, 64, 4096), "rounds": 2, "seconds": 0.2, "progress": lines.append}
     report = run([folder("a"), folder("slow", "onnx")], ("eager",), **how)
-    axes = ("decode", "prefill"), (16, 64), ("eager", "a", "slow")
+    axes = ("decode", "prefill"), (16, 64), ("eager", "nope-ort", "nope-onnx")
     rows = {(row.phase, row.tokens, row.contestant) for row in report.rows}
     assert rows == {*itertools.product(*axes)}
-    assert any("load slow" in line for line in lines)
+    assert any("load nope-onnx" in line for line in lines)
 
 
 def test_the_slower_contestant_is_found(folder):
     report = run([folder("slow"), folder("a")], contexts=(16,), rounds=3, seconds=0.3)
     medians = [(row.contestant, row.median_seconds) for row in report.rows if row.phase == "decode"]
-    assert [name for name, _ in medians] == ["a", "slow"]  # fastest first
+    assert [name for name, _ in medians] == ["nope-ort in a", "nope-ort in slow"]  # fastest first
     assert medians[1][1] > 2.0 * medians[0][1]
 
 
@@ -96,7 +96,7 @@ def test_tokens_per_second_count_every_row_of_the_batch(folder, monkeypatch):
 def test_a_report_names_model_artefact_and_digest(folder):
     report = run([folder("a")], **ONE)
     (each,) = report.contestants
-    assert (each.contestant, each.model) == ("a", "nope block 32 0.00M")
+    assert (each.contestant, each.model) == ("nope-ort", "nope block 32 0.00M")
     assert each.artefact.endswith("/a")
     # That of a folder with the same content.
     assert each.artefact_digest == manifests.read(folder("again")).digest
@@ -123,7 +123,7 @@ def test_workers_and_their_children_are_gone_after_a_run_an_error_and_an_interru
             raise KeyboardInterrupt
 
     run([folder("a")], ("eager",), contexts=(16,), rounds=1, seconds=0.05)
-    rule = "fails: expected load to succeed, got 'the fake fails as told'"
+    rule = "nope-ort in fails: expected load to succeed, got 'the fake fails as told'"
     with pytest.raises(ValueError, match=f"benchmark {rule}"):
         run([folder("b"), folder("fails")], contexts=(16,))
     with pytest.raises(KeyboardInterrupt):
@@ -134,7 +134,7 @@ def test_workers_and_their_children_are_gone_after_a_run_an_error_and_an_interru
 
 
 def test_the_error_about_a_dead_worker_has_its_last_line_of_output(folder):
-    said = r"benchmark dies: .*exit code 7 \(the fake dies as told\)"
+    said = r"benchmark nope-ort: .*exit code 7 \(the fake dies as told\)"
     with pytest.raises(ValueError, match=said):
         run([folder("dies")], contexts=(16,))
 
