@@ -7,13 +7,13 @@ from typing import Any, Callable, Iterator, Tuple
 import torch
 
 from posenc_export.export.hypotheses import THETAS, Hypothesis, factors_of
-from posenc_export.models.by_transformers import Published, limit
+from posenc_export.models.by_transformers import TransformersModel, limit
 from posenc_export.models.parameters import sharing_weights
 
 EVERYTHING = 1 << 30  # keys of a window that hides none
 
 
-def with_faults(model: Published) -> Iterator[Tuple[Hypothesis, Published]]:
+def with_faults(model: TransformersModel) -> Iterator[Tuple[Hypothesis, TransformersModel]]:
     """Yield the faults that a model of transformers can have, with models that have them, which
     share its weights.
     """
@@ -45,7 +45,9 @@ def with_faults(model: Published) -> Iterator[Tuple[Hypothesis, Published]]:
         yield Hypothesis("scale", words), _changed(model, _scaled(factor))
 
 
-def _changed(model: Published, change: Callable[[Any, Any], None], **values: Any) -> Published:
+def _changed(
+    model: TransformersModel, change: Callable[[Any, Any], None], **values: Any
+) -> TransformersModel:
     """Return a copy that shares all parameters, with these values in its configuration. change: of
     each layer, given the layer and this configuration.
     """

@@ -20,7 +20,7 @@ from posenc_export.export.comparison import first_output
 from posenc_export.export.expected import edges_of
 from posenc_export.export.hypotheses import Hypothesis
 from posenc_export.export.read_module import as_model
-from posenc_export.models.by_transformers import LENGTHS, Published, limits_of
+from posenc_export.models.by_transformers import LENGTHS, TransformersModel, limits_of
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime.artefact.records import Places
 from posenc_export.runtime.artefact.schema import Manifest
@@ -41,16 +41,16 @@ class Exact:
     from_pretrained.
     """
 
-    def __init__(self, build: Callable[[Optional[int]], Published]) -> None:
+    def __init__(self, build: Callable[[Optional[int]], TransformersModel]) -> None:
         self._open(build)
         self.facts = self._facts()
 
-    def _open(self, build: Callable[[Optional[int]], Published]) -> None:
+    def _open(self, build: Callable[[Optional[int]], TransformersModel]) -> None:
         self.build, self.model = build, build(None)
         self.read = as_model(self.model)
         self._sessions: Dict[Tuple[bool, int], Session] = {}
 
-    def _built(self, short: bool) -> Published:
+    def _built(self, short: bool) -> TransformersModel:
         """Return the model with the factors of LongRoPE for short texts, or those of its range."""
         return self.build(self.facts.whole) if short else self.model
 
@@ -100,7 +100,7 @@ class Exact:
             self._sessions[key] = expected.eager_session(model, min(capacity, self.facts.positions))
         return expected.full_pass(self._sessions[key], tokens, start, None)
 
-    def faulty(self, length: int) -> Iterator[Tuple[Hypothesis, Published]]:
+    def faulty(self, length: int) -> Iterator[Tuple[Hypothesis, TransformersModel]]:
         """As configurations.with_faults, for `length` tokens."""
         yield from configurations.with_faults(self._built(length <= self.facts.whole))
         for name in ("long", "short") if self.model.trained else ():
@@ -230,7 +230,7 @@ def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> R
     return Exact(functools.partial(_checkpoint, Path(text), not hidden))
 
 
-def _checkpoint(path: Path, head: bool, positions: Optional[int]) -> Published:
+def _checkpoint(path: Path, head: bool, positions: Optional[int]) -> TransformersModel:
     """Load a checkpoint; one that states no number of positions gets UNSTATED."""
     try:
         return from_pretrained(path, positions, head=head)

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from posenc_export.benchmark.ratios import FEWEST, headlines, ratios
 from posenc_export.benchmark.results import BUSY, Limits, Loaded, Machine, Row
-from posenc_export.runtime.artefact.places import Form
+from posenc_export.runtime.artefact.destinations import Form
 from posenc_export.shared.tables import aligned, counted
 
 SCHEMA = 6

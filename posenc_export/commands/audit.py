@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from posenc_export.commands.model_argument import imported
 from posenc_export.commands.options import Table, option
 from posenc_export.commands.terminal import FAILED_CHECK, note, show
-from posenc_export.runtime.artefact.places import Form, check_file, write_file
+from posenc_export.runtime.artefact.destinations import Form, check_file, write_file
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.tables import counted
 

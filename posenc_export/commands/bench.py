@@ -14,7 +14,7 @@ from posenc_export.benchmark import measurement, page
 from posenc_export.benchmark.report import HTML, JSON
 from posenc_export.benchmark.runtimes import RUNTIMES
 from posenc_export.commands.options import Table, option
-from posenc_export.runtime.artefact.places import check_file, write_file
+from posenc_export.runtime.artefact.destinations import check_file, write_file
 
 # Options that are arguments of benchmark.run with the same meaning.
 SETTINGS = ("contexts", "batch", "threads", "rounds", "seconds", "baseline")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc_export.commands.options import Table, check_encoding, option
-from posenc_export.runtime.artefact.places import Form, check_file, write_file
+from posenc_export.runtime.artefact.destinations import Form, check_file, write_file
 from posenc_export.shared.refusal import refusal
 
 SUFFIXES = (".png", ".svg")

@@ -25,8 +25,8 @@ from posenc_export.models.stack import Text
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import Check
+from posenc_export.runtime.artefact.destinations import check_folder
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.artefact.places import check_folder
 from posenc_export.runtime.artefact.publish import StagingFolder
 from posenc_export.runtime.artefact.schema import TARGETS
 from posenc_export.runtime.artefact.tokenizer import check_tokenizer

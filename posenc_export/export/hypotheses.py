@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from posenc_export.export.expected import eager_session, full_pass
 from posenc_export.models import block, parameters
-from posenc_export.models.by_transformers import Published
+from posenc_export.models.by_transformers import TransformersModel
 from posenc_export.models.config import AttentionConfig
 from posenc_export.models.whole_pass import encodings_in
 from posenc_export.runtime.artefact.summary import spec_text
@@ -69,11 +69,12 @@ def explained(
 
 def _range(model: Any) -> int:
     """Return how many positions a model has, or 0 if its configuration names none."""
-    return model.max_positions or 0 if isinstance(model, Published) else model.config.max_positions
+    of = model if isinstance(model, TransformersModel) else model.config
+    return of.max_positions or 0
 
 
 def _outputs(model: Any, tokens: np.ndarray) -> np.ndarray:
-    if isinstance(model, Published):
+    if isinstance(model, TransformersModel):
         with torch.no_grad():
             return np.asarray(model(torch.from_numpy(tokens)))
     return full_pass(eager_session(model, tokens.shape[1]), tokens, 0, None)

@@ -16,7 +16,7 @@ from torch.fx import Graph, GraphModule
 from posenc_export import encodings, ops
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding, StateSpec
 from posenc_export.models.block import AttentionBlock
-from posenc_export.models.by_transformers import Published
+from posenc_export.models.by_transformers import TransformersModel
 from posenc_export.models.config import CacheConfig, ModuleConfig, ReadoutConfig
 from posenc_export.models.parameters import fill, slots
 from posenc_export.models.parts.readout import POOLINGS, Readout
@@ -26,7 +26,7 @@ from posenc_export.models.whole_pass import check_dtype
 from posenc_export.reading.exact import in_float64
 from posenc_export.reading.halves import in_half, rounded_weights
 from posenc_export.reading.products import Products
-from posenc_export.reading.read import Reading, read_module
+from posenc_export.reading.read import CachedModule, read_module
 from posenc_export.reading.script import with_source
 from posenc_export.runtime.artefact.graph_inputs import HIDDEN, KEYS_AND_VALUES
 from posenc_export.shared.allocation import memory_kept
@@ -83,13 +83,13 @@ class CachedLayer:
         return list(self.specs)
 
 
-class ReadModule(Reading):
+class ReadModule(CachedModule):
     """A module as it was read, with what the export stages ask of a model.
 
     Args:
         name: qualified name of its class.
         how: what was said about how to read it.
-        read: arguments of Reading.
+        read: arguments of CachedModule.
 
     Attributes:
         products: the linear layers and tables of the module, by the names of their weights.
@@ -290,7 +290,7 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
     kind = type(model)
     where, name = f"module {kind.__qualname__}", f"{kind.__module__}.{kind.__qualname__}"
     _check(model, where)
-    if isinstance(model, Published):
+    if isinstance(model, TransformersModel):
         most = how.max_positions or model.max_positions
         positions = "beside" if model.axes else None
         how = replace(how, max_positions=most, positions=positions, axes=model.axes)
@@ -305,7 +305,7 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
     example = how.example
     if example is None:
         most = how.max_positions
-        known = plain.ids if isinstance(plain, Published) else 0
+        known = plain.ids if isinstance(plain, TransformersModel) else 0
         example = _random(known or _vocabulary(plain, where, most), most)
     made = read_module(
         plain,
@@ -318,12 +318,12 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
         memory=how.memory,
         make=functools.partial(ReadModule, name, how),
     )
-    if isinstance(model, Published):
+    if isinstance(model, TransformersModel):
         _complete(made, model)
     return made
 
 
-def _complete(made: ReadModule, model: Published) -> None:
+def _complete(made: ReadModule, model: TransformersModel) -> None:
     """Add what only a checkpoint has: tokenizer, token types, names of outputs and labels, a
     readout.
     """
@@ -361,7 +361,8 @@ def read_again(model: Any, described: Mapping[str, Any]) -> Model:
     if known or described.get("kind") != "module" or not isinstance(model, torch.nn.Module):
         return as_model(model)
     most = described["max_positions"]
-    ids = model.ids if isinstance(model, Published) else described["tokens"].get("vocabulary", 0)
+    of: Any = model if isinstance(model, TransformersModel) else None
+    ids = of.ids if of else described["tokens"].get("vocabulary", 0)
     example = _random(ids, most, described["width"])
     positions, output = described.get("positions"), described.get("output")
     causal, axes = bool(described.get("causal", True)), described.get("axes", 0)

@@ -74,7 +74,7 @@ TRIED = 6  # tokens of the run that says whether a model is causal
 AnyCheckpoint = Union[Checkpoint, GGUFCheckpoint]
 
 
-class Published(torch.nn.Module):
+class TransformersModel(torch.nn.Module):
     """A model of transformers as a function of token ids alone, or of token ids and what an encoder
     gives.
 
@@ -316,7 +316,7 @@ def kind_of(values: Mapping[str, Any], head: bool = True) -> Kind:
         return Kind(config, *_class(values, config, head), sorted(unread))
 
 
-def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> Published:
+def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> TransformersModel:
     """Return the model with the tensors of a checkpoint, which stay mapped if they are float32.
 
     Args:
@@ -364,9 +364,9 @@ def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> P
     # Early versions of transformers saved buffers, which are computed now.
     buffers, held = {name for name, _ in model.named_buffers()}, model.state_dict()
     with _calls("a model that reads token ids"):
-        published = _published(kind, model.eval(), part)
+        wrapped = _wrapped(kind, model.eval(), part)
     missing = {*found["missing_keys"]}
-    if missing and _is_unread(published, [held[name] for name in missing]):
+    if missing and _is_unread(wrapped, [held[name] for name in missing]):
         missing = set()  # as those of a pooler beside hidden states
     extra = {name for name in found["unexpected_keys"] if not OLD_BUFFER.search(name)} - buffers
     if not kind.head and named:
@@ -375,11 +375,11 @@ def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> P
         extra = {name for name in extra if not _of_another_head(name, base, model)}
     if isinstance(checkpoint, Checkpoint):
         checkpoint.check_names(missing, extra, len(held))
-    published.stored = _stored(published, base, checkpoint)
-    return published
+    wrapped.stored = _stored(wrapped, base, checkpoint)
+    return wrapped
 
 
-def _published(kind: Kind, model: Any, part: Optional[str]) -> Published:
+def _wrapped(kind: Kind, model: Any, part: Optional[str]) -> TransformersModel:
     """Return a model, or a part of one with encoder and decoder."""
     both, further = model.config.is_encoder_decoder, dict[str, Any]()
     scores = None
@@ -401,14 +401,14 @@ def _published(kind: Kind, model: Any, part: Optional[str]) -> Published:
         model = model.get_encoder()
     # Messages and descriptions name the class of transformers.
     place: Any = {"__module__": kind.model.__module__}
-    own: Any = type(kind.model.__name__, (Published,), place)
-    published: Published = own(model, kind.vocabulary, kind.max_positions, **further)
+    own: Any = type(kind.model.__name__, (TransformersModel,), place)
+    wrapped: TransformersModel = own(model, kind.vocabulary, kind.max_positions, **further)
     labels = labels_of(kind.config, kind.task)
     if scores is not None:
-        published.after, pooling = scores
-        published.readout = ReadoutConfig(output="logits", pooling=pooling, size=len(labels))
-    published.labels = labels if published.head or scores else ()
-    return published.eval()
+        wrapped.after, pooling = scores
+        wrapped.readout = ReadoutConfig(output="logits", pooling=pooling, size=len(labels))
+    wrapped.labels = labels if wrapped.head or scores else ()
+    return wrapped.eval()
 
 
 def _of_another_head(name: str, base: str, model: Any) -> bool:
@@ -420,7 +420,7 @@ def _of_another_head(name: str, base: str, model: Any) -> bool:
     return beside or name.startswith(f"{base}pooler.")
 
 
-def _stored(model: Published, base: str, checkpoint: AnyCheckpoint) -> Dict[str, Matrix]:
+def _stored(model: TransformersModel, base: str, checkpoint: AnyCheckpoint) -> Dict[str, Matrix]:
     """Return the weights of a model that are matrices of a quantized checkpoint, by their names,
     all of a tied one. base: what names in the checkpoint may have or lack.
     """
@@ -436,7 +436,7 @@ def _stored(model: Published, base: str, checkpoint: AnyCheckpoint) -> Dict[str,
     return {name: weights[id(one)] for name, one in of_each if id(one) in weights}
 
 
-def _is_unread(model: Published, weights: Iterable[Tensor]) -> bool:
+def _is_unread(model: TransformersModel, weights: Iterable[Tensor]) -> bool:
     """Return whether outputs read none of some weights, which become NaN."""
     with torch.no_grad():
         for weight in weights:

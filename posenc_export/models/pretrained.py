@@ -6,7 +6,7 @@ from typing import Optional, Union
 import torch
 
 from posenc_export.models import by_transformers, sentence_transformers, task_heads
-from posenc_export.models.by_transformers import AnyCheckpoint, Published
+from posenc_export.models.by_transformers import AnyCheckpoint, TransformersModel
 from posenc_export.models.checkpoint import Checkpoint, read_config
 from posenc_export.models.gguf.checkpoint import GGUFCheckpoint, is_gguf
 from posenc_export.models.text_settings import text_of
@@ -19,7 +19,7 @@ def from_pretrained(
     max_positions: Optional[int] = None,
     part: Optional[str] = None,
     head: bool = True,
-) -> Published:
+) -> TransformersModel:
     """Load a model with the weights of a checkpoint, as the code of transformers computes it
     (models/by_transformers.py), float32, in eval mode.
 

@@ -25,7 +25,7 @@ import torch
 from msgspec import Meta, Struct
 from torch import Tensor
 
-from posenc_export.models.by_transformers import Published
+from posenc_export.models.by_transformers import TransformersModel
 from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.config import ReadoutConfig
 from posenc_export.models.embedding_and_head import Text
@@ -199,7 +199,7 @@ def _read(folder: Path, encoder: Path, others: List[Tuple[str, Path]]) -> Senten
     return Sentences(names, layers, text, _call(text), files)
 
 
-def attach(model: Published, sentences: Sentences) -> None:
+def attach(model: TransformersModel, sentences: Sentences) -> None:
     """Add the readout to its model, and let the tokenizer cut text to the maximal length.
     ValueError: dense layers do not fit the width.
     """

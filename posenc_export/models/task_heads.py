@@ -97,6 +97,6 @@ def scores_of(model: Any, vocabulary: int) -> Optional[Tuple[torch.nn.Module, st
 
 def left_out(model: Any, values: Mapping[str, Any]) -> Optional[str]:
     """Return the task by config.json whose head a model with hidden states as only output lacks,
-    or None. model: as by_transformers.Published.
+    or None. model: as by_transformers.TransformersModel.
     """
     return None if model.head or model.readout else task_of(architecture(values)) or None

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional
 
 from posenc_export.page import graph
 from posenc_export.runtime.artefact import certificate as certificates
-from posenc_export.runtime.artefact import chat_template, files, places, publish, tokenizer
+from posenc_export.runtime.artefact import chat_template, destinations, files, publish, tokenizer
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.summary import summary
@@ -78,7 +78,7 @@ def write_page(folder: Path, output: Path, onnxruntime_web: Optional[Path] = Non
     folder = files.locate(folder)
     manifest = manifests.read(folder)
     check(manifest)
-    web, staging = _web(onnxruntime_web), publish.StagingFolder([output], places.PAGE)
+    web, staging = _web(onnxruntime_web), publish.StagingFolder([output], destinations.PAGE)
     with staging as path:
         _fill(path / "made", folder, manifest, web)
         staging.publish([path / "made"])
@@ -105,7 +105,7 @@ def _fill(page: Path, folder: Path, manifest: Manifest, web: Path) -> None:
         (page / name).write_bytes(_asset(asset))
     written = [path.relative_to(page).as_posix() for path in page.rglob("*") if path.is_file()]
     listing = json.dumps({**data, "files": sorted(written)}, indent=1) + "\n"
-    (page / places.PAGE.listing).write_text(listing, encoding="utf-8")
+    (page / destinations.PAGE.listing).write_text(listing, encoding="utf-8")
 
 
 def _byte_part(page: Path, folder: Path, manifest: Manifest) -> Dict[str, Any]:

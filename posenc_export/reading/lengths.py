@@ -119,7 +119,7 @@ class Call:
         key_positions: [B,T].
         last: the largest position.
         after: as in ops.attention_mask: 0 for causal models, otherwise -1.
-        x, write_index, states, coordinates, memory: as in reading.read.Reading.
+        x, write_index, states, coordinates, memory: as in reading.read.CachedModule.
     """
 
     ops: Any

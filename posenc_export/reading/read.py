@@ -37,7 +37,7 @@ MOST_IDS = 2**24  # as many are caches of float32 able to hold
 PIECES = (3, 4, 5)  # tokens at which the calls of the last comparison end
 
 
-class Reading(torch.nn.Module):
+class CachedModule(torch.nn.Module):
     """A module that maps whole sequences, as one that maps new tokens, positions and caches.
 
     Attributes:
@@ -103,7 +103,7 @@ class Reading(torch.nn.Module):
         return y, present
 
 
-Read = TypeVar("Read", bound=Reading)
+Read = TypeVar("Read", bound=CachedModule)
 
 
 def read_module(
@@ -111,7 +111,7 @@ def read_module(
     example: Tensor,
     max_positions: int,
     *,
-    make: Callable[[Capture, Calls, Flat], Read] = Reading,  # type: ignore[assignment]
+    make: Callable[[Capture, Calls, Flat], Read] = CachedModule,  # type: ignore[assignment]
     **how: Any,
 ) -> Read:
     """Read a module as it is. It is not modified.
@@ -119,7 +119,7 @@ def read_module(
     Args:
         module, example, max_positions, how: as of capture.capture. A module that is not causal is
             read without caches.
-        make: Reading, or a function that returns one of a subclass.
+        make: CachedModule, or a function that returns one of a subclass.
 
     Raises:
         Refused: the module cannot be continued token by token; the message names the layer, the
@@ -193,7 +193,7 @@ def _calls(capture: Capture) -> Calls:
     return calls
 
 
-def _check_calls(reading: Reading) -> None:
+def _check_calls(reading: CachedModule) -> None:
     """Compare calls with whole sequences: what the properties missed is found here."""
     x = reading.captured.example[:2]
     rows, length = x.shape[:2]

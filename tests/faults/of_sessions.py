@@ -5,8 +5,8 @@ from typing import Any, Callable
 from posenc_export.runtime import Session
 from posenc_export.runtime.session.arguments import RowTokens
 from posenc_export.runtime.session.caches import REPLACED
-from posenc_export.runtime.session.reading import Reading
 from posenc_export.runtime.session.rows import Rows
+from posenc_export.runtime.session.runner import Runner
 from tests.faults.planting import Fault
 
 
@@ -79,7 +79,7 @@ def _narrow(row: int) -> Callable[[Any], Any]:
     """Return a function that loses the outputs past the width of one row of a call."""
 
     def plant(right: Any) -> Any:
-        def feed(self: Reading, state: Any, tokens: RowTokens, outputs: Any) -> Any:
+        def feed(self: Runner, state: Any, tokens: RowTokens, outputs: Any) -> Any:
             state, of = right(self, state, tokens, outputs), min(row, len(tokens.x) - 1)
             outputs[:, tokens.columns[of] + tokens.counts[of] :] = 0
             return state
@@ -116,7 +116,7 @@ FAULTS = {
                 _narrow(row),
                 "block rope",
                 "ort",
-                (Reading, "run_chunk"),
+                (Runner, "run_chunk"),
             )
             for row in range(3)
         ),

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from posenc_export import export_model, ops
 from posenc_export.commands.cli import main
 from posenc_export.models import task_heads
-from posenc_export.models.by_transformers import Published, without_code
+from posenc_export.models.by_transformers import TransformersModel, without_code
 from posenc_export.models.checkpoint import Checkpoint, SafetensorsFile
 from posenc_export.models.parts.readout import First
 from posenc_export.models.pretrained import from_pretrained
@@ -93,7 +93,7 @@ def granite(tmp_path: Path) -> Path:
 def test_a_checkpoint_is_what_transformers_computes(name: str, tmp_path: Path) -> None:
     ids, expected = _outputs(_saved(name, tmp_path))
     model = from_pretrained(tmp_path)
-    assert isinstance(model, Published) and model.causal and model.head
+    assert isinstance(model, TransformersModel) and model.causal and model.head
     assert model.max_positions == 64
     # Experts are read in batches, whose sums are rounded in another order on some processors.
     torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-6)

@@ -18,7 +18,7 @@ from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime import Session
 from posenc_export.runtime.artefact.graph_inputs import ENCODER_MASK as MASK
-from posenc_export.runtime.session import reading
+from posenc_export.runtime.session import runner
 from posenc_export.runtime.session.rows import Rows
 from tests.tiny import block
 from tests.traces import artefact
@@ -121,13 +121,13 @@ def test_verification_detects_a_row_with_the_encoder_outputs_of_another(
 def test_verification_detects_attention_to_padding_of_the_encoder(
     folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = reading.Reading.fill
+    right = runner.Runner.fill
 
-    def fill(self: reading.Reading, *arguments: Any) -> Any:
+    def fill(self: runner.Runner, *arguments: Any) -> Any:
         feeds = right(self, *arguments)
         return {**feeds, MASK: np.ones_like(feeds[MASK])} if MASK in feeds else feeds
 
-    monkeypatch.setattr(reading.Reading, "fill", fill)
+    monkeypatch.setattr(runner.Runner, "fill", fill)
     with pytest.raises(VerificationError, match="do not deploy"):
         export_model(_pair("t5 both parts", folders)[1], "ort", folders / "mask fault")
 

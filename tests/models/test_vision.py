@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from posenc_export import export_model, load
 from posenc_export.export import Sources
 from posenc_export.export.expected import eager_session
-from posenc_export.models.by_transformers import Published
+from posenc_export.models.by_transformers import TransformersModel
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import Session
 
@@ -113,7 +113,7 @@ def test_logits_of_padded_images_match_transformers(name: str, target: str, fold
 def test_a_rotation_that_takes_no_coordinates_has_none() -> None:
     peer = made("llama")
     peer.model.rotary_emb.mrope_section = [2, 3, 3]
-    assert Published(peer, 61, 64).axes == 0
+    assert TransformersModel(peer, 61, 64).axes == 0
 
 
 def _flat(config: Dict[str, Any]) -> Dict[str, Any]:

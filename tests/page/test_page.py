@@ -30,8 +30,8 @@ from posenc_export.page.folder import BYTE_PAGE, WEB, check
 from posenc_export.page.graph import PROMPT
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.destinations import check_folder
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.artefact.places import check_folder
 from posenc_export.shared.numerics import worst_error
 from tests.pages_of_modules import COUNT, PAGES, PROMPT, sources
 from tests.serve.models import artefact

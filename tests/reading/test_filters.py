@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc_export import ops
 from posenc_export.ops import TokenPlaces
-from posenc_export.reading.read import Reading, read_module
+from posenc_export.reading.read import CachedModule, read_module
 from posenc_export.reading.values import aten, packet
 from posenc_export.shared.numerics import tolerance
 from tests.reading.test_zoo import read_of_zoo
@@ -34,7 +34,7 @@ class Filtered(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def reading() -> Reading:
+def reading() -> CachedModule:
     return read_module(Filtered(), torch.randn(3, 24, WIDTH), 40)
 
 
@@ -42,11 +42,11 @@ def _operators(reading: Any) -> List[Any]:
     return [packet(node) for node in reading.flat.nodes]
 
 
-def test_the_windows_of_a_value_share_the_tokens_of_the_longest(reading: Reading) -> None:
+def test_the_windows_of_a_value_share_the_tokens_of_the_longest(reading: CachedModule) -> None:
     assert [tuple(cache.empty(2, 9).shape) for cache in reading.caches] == [(2, 3, WIDTH)]
 
 
-def test_a_filter_is_a_sum_of_products_without_permutations(reading: Reading) -> None:
+def test_a_filter_is_a_sum_of_products_without_permutations(reading: CachedModule) -> None:
     found = _operators(reading)
     assert not {aten.conv1d, aten.convolution, aten.transpose} & {*found}
     assert found.count(aten.permute) == 2  # around the shift, which has no weights
@@ -70,7 +70,9 @@ def test_a_convolution_that_mixes_channels_stays_one() -> None:
 
 
 @torch.no_grad()
-def test_padding_before_and_behind_the_tokens_of_later_calls_is_skipped(reading: Reading) -> None:
+def test_padding_before_and_behind_the_tokens_of_later_calls_is_skipped(
+    reading: CachedModule,
+) -> None:
     module, x = Filtered(), torch.randn(2, 12, WIDTH)
     wanted, none = module(x), -1
     states = [cache.empty(2, 0) for cache in reading.caches]

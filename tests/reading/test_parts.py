@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc_export.reading import parts
 from posenc_export.reading.parts import Layers
-from posenc_export.reading.read import Reading, read_module
+from posenc_export.reading.read import CachedModule, read_module
 from posenc_export.shared.numerics import tolerance
 from tests.cases import choice
 from tests.reading.compare import errors
@@ -130,7 +130,7 @@ def of(case: Case) -> Model:
         return Model([layer() for layer in case.layers], case.first).eval()
 
 
-def check(reading: Reading, model: Model) -> None:
+def check(reading: CachedModule, model: Model) -> None:
     """Compare the calls of a reading with its module."""
     with torch.no_grad():
         found = errors(reading, model, inputs_of(model))
@@ -148,7 +148,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @functools.cache
-def reading_of(name: str) -> Tuple[Model, Reading]:
+def reading_of(name: str) -> Tuple[Model, CachedModule]:
     """Return the module of a case and its reading; tests must not modify them."""
     model = of(CASES[name])
     return model, read_module(model, inputs_of(model), POSITIONS)

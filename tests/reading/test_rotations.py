@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posenc_export.reading.read import Reading, read_module
+from posenc_export.reading.read import CachedModule, read_module
 from posenc_export.reading.rotations import _is_linear
 from posenc_export.shared.numerics import tolerance
 from tests.reading.compare import errors
@@ -118,7 +118,7 @@ class Model(nn.Module):
         return y.transpose(1, 2).flatten(2)
 
 
-def of(turn: Turn, **how: Any) -> Reading:
+def of(turn: Turn, **how: Any) -> CachedModule:
     """Read a model and compare its calls."""
     model, ids = Model(turn, **how).eval(), torch.randint(50, (2, 20))
     with torch.no_grad():
@@ -128,7 +128,7 @@ def of(turn: Turn, **how: Any) -> Reading:
     return reading
 
 
-def rotations(reading: Reading) -> Any:
+def rotations(reading: CachedModule) -> Any:
     """Return the operations of the calls that turn heads."""
     code = type(reading.calls).forward
     return [name for name in code.__code__.co_names if name == "rotate_pairs"] and [

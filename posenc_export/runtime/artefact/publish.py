@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 from posenc_export.runtime.artefact import files
-from posenc_export.runtime.artefact.places import ARTEFACT, Kind, check_folder
+from posenc_export.runtime.artefact.destinations import ARTEFACT, Kind, check_folder
 
 STAGING = re.compile(re.escape(files.PREFIX) + "[0-9a-f]{16}")
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h

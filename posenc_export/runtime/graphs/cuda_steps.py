@@ -125,12 +125,12 @@ class DeviceSteps:
 
     def _launch(self, binding: Any, number: int, update: Launch, fetch: Launch) -> Launch:
         """Return a function that copies inputs, runs or replays a graph, and copies its output."""
-        run, uncaptured, turn = self.session.run_with_iobinding, self.uncaptured, buffers.TURN
+        run, uncaptured = self.session.run_with_iobinding, self.uncaptured
         options = uncaptured if number == UNCAPTURED else _options(number)
 
         def launch() -> None:
             nonlocal options
-            with turn:
+            with buffers.DEVICE_LOCK:
                 update()
                 try:
                     run(binding, options)

@@ -58,8 +58,8 @@ class OrtGraph:
         repeats = bool(manifest.states) and fixed and manifest.signature != "mask"
         captures = capture and repeats and placement is not None and placement.captured
         cuda = self.device == "cuda"
-        self._turn: ContextManager[Any] = buffers.TURN if cuda else contextlib.nullcontext()
-        with self._turn, refused(path):
+        self._lock: ContextManager[Any] = buffers.DEVICE_LOCK if cuda else contextlib.nullcontext()
+        with self._lock, refused(path):
             if content:
                 options.add_session_config_entry(FOLDER, files.utf8(path.parent))
             opened = content or files.utf8(path)
@@ -73,7 +73,7 @@ class OrtGraph:
         on_device = self.reads_device and all(memory.past.device == "cuda" for memory in states)
         if on_device and not once and not any(memory.state.grows for memory in states):
             return self._device_step(feeds, states, outputs)
-        session, uncaptured, turn = self.ort_session, self.steps.uncaptured, self._turn
+        session, uncaptured, lock = self.ort_session, self.steps.uncaptured, self._lock
 
         def binding() -> Any:
             kept = {}
@@ -87,7 +87,7 @@ class OrtGraph:
             return binding
 
         def run() -> None:
-            with turn:
+            with lock:
                 session.run_with_iobinding(binding(), uncaptured)
 
         if self.provider == "cpu":  # without checks, which take 1 us in Python
@@ -102,7 +102,7 @@ class OrtGraph:
             binding.bind_output(output, "cuda", 0, result.dtype, result.shape, pointer)
             return binding
 
-        with self._turn:
+        with self._lock:
             places = [(m.past.address, m.present.address, m.first, m.before) for m in states]
             return self.steps.prepare(feeds, self._encoder(feeds), result, places, bind)
 

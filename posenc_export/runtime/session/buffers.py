@@ -21,7 +21,7 @@ ELEMENTS = {"bfloat16": ("uint16", 16)}
 DEVICE_TO_HOST, DEVICE_TO_DEVICE = 2, 3  # cudaMemcpyKind
 # Held by calls that use the device: while one thread captures a CUDA graph, others must not
 # allocate memory or wait.
-TURN = threading.RLock()
+DEVICE_LOCK = threading.RLock()
 CAN_RESERVE = sys.platform == "linux"
 # Flags of Linux. Python 3.11 has no name for the last one, with which the system does not compare
 # the size with its memory (linux/mman.h).
@@ -60,7 +60,7 @@ class Buffer:
 
             # The graph is given the address of this memory, and the element type when it is bound.
             allocate = onnxruntime.OrtValue.ortvalue_from_shape_and_type
-            with TURN:
+            with DEVICE_LOCK:
                 self.value: Any = allocate(self.shape, self.dtype, "cuda", 0)
             self.address = int(self.value.data_ptr())
             if self.bytes:
@@ -80,7 +80,7 @@ class Buffer:
         """Return the content: a view of host memory, or a copy of device memory."""
         if self.device == "cpu":
             return self.array
-        with TURN:
+        with DEVICE_LOCK:
             return self.value.numpy()
 
     def write(self, part: Tuple[Any, ...], content: Any) -> None:
@@ -88,7 +88,7 @@ class Buffer:
         if self.device == "cpu":
             self.array[part] = content
             return
-        with TURN:
+        with DEVICE_LOCK:
             whole = self.value.numpy()
             whole[part] = content
             self.value.update_inplace(np.ascontiguousarray(whole))
@@ -207,7 +207,7 @@ def to_host(array: np.ndarray, source: int) -> Callable[[], None]:
 
 def _call(name: str, *arguments: Any) -> None:
     """Call a function and wait for it: ONNX Runtime runs on another stream, which would not."""
-    with TURN:
+    with DEVICE_LOCK:
         runtime = _runtime()
         _check(name, getattr(runtime, name)(*arguments) or runtime.cudaStreamSynchronize(None))
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, Generator, List, NoReturn, Optional, Self, Seq
 
 import numpy as np
 
-from posenc_export.runtime.session import arguments, generation, reading
+from posenc_export.runtime.session import arguments, generation, runner
 from posenc_export.runtime.session.arguments import Inputs, Numbers, RowTokens
 from posenc_export.runtime.session.buffers import Buffer
 from posenc_export.runtime.session.caches import FIRST, Caches, Graph
@@ -67,7 +67,7 @@ class Session:
     ) -> None:
         self.manifest, self.provider, self.rewindable = graph.manifest, graph.provider, rewind
         most = min(capacity or self.manifest.max_positions, self.manifest.max_positions)
-        self._reading = reading.Reading(graph)
+        self._runner = runner.Runner(graph)
         self._guard: List[None] = []
         self._state = Rows(Caches(graph, most, batch, rewind))
 
@@ -156,7 +156,7 @@ class Session:
             self.manifest, inputs, start, attention_mask, chunk, grid, token_types,
             encoder, logits_to_keep,
         )  # fmt: skip
-        rows = reading.open_rows(self._settled(), prompt)
+        rows = runner.open_rows(self._settled(), prompt)
         outputs = prompt.outputs(self.manifest.outputs[0])
         for tokens in prompt.chunks(0, rows.caches.window.new):
             rows = self._read(rows, tokens, outputs)
@@ -185,7 +185,7 @@ class Session:
             self.manifest, inputs, start, attention_mask, None, grid, token_types
         )
         arguments.check_every_row(prompt.tokens.counts, "row")
-        return self._reading.read_out(reading.open_rows(self._settled(), prompt), prompt)
+        return self._runner.read_out(runner.open_rows(self._settled(), prompt), prompt)
 
     def step(self, inputs: np.ndarray, copy: bool = True) -> np.ndarray:
         """Feed one token per row and return the outputs [B,*].
@@ -247,11 +247,11 @@ class Session:
             self.manifest, inputs, start, attention_mask, chunk, grid, None, encoder, logits_to_keep
         )
         rows = self._settled()
-        first, rows = rows.count, reading.admit_rows(rows, prompt, prefix)
+        first, rows = rows.count, runner.admit_rows(rows, prompt, prefix)
         outputs = prompt.outputs(self.manifest.outputs[0])
         for tokens in prompt.chunks(first, rows.caches.window.new):
-            rows = self._reading.with_room(rows, tokens.rows, tokens.counts).settled()
-            rows = self._reading.run_chunk(rows, tokens, outputs)
+            rows = self._runner.with_room(rows, tokens.rows, tokens.counts).settled()
+            rows = self._runner.run_chunk(rows, tokens, outputs)
         self._state = rows
         return prompt.in_columns(outputs)
 
@@ -410,10 +410,10 @@ class Session:
 
     def _read(self, rows: Rows, tokens: RowTokens, outputs: np.ndarray) -> Rows:
         """Read tokens, and return the rows of the session after them."""
-        rows = self._reading.with_room(rows, tokens.rows, tokens.counts)
+        rows = self._runner.with_room(rows, tokens.rows, tokens.counts)
         if rows.pending:
             rows = self._written(rows)
-        rows = self._state = self._reading.run_chunk(rows, tokens, outputs)
+        rows = self._state = self._runner.run_chunk(rows, tokens, outputs)
         return rows
 
     def _written(self, rows: Rows) -> Rows:
@@ -434,13 +434,13 @@ class Session:
                 if rows.room.min() < 1:
                     return None
                 rows = self._prepare_step()
-        if rows.ready <= 0 or not 1 <= new <= self._reading.widest(rows):
+        if rows.ready <= 0 or not 1 <= new <= self._runner.widest(rows):
             return None
         token = rows.bound[1].tokens
         if (len(inputs), *inputs.shape[2:]) != token.shape or inputs.dtype != token.dtype:
             return None
         if new not in rows.bound:
-            rows.bound[new] = self._reading.bind(rows, new)
+            rows.bound[new] = self._runner.bind(rows, new)
         if new > 1:
             return rows.bound[new].take(rows, inputs).copy()
         return rows.bound[1].take(rows, inputs[:, 0])[:, None].copy()
@@ -453,6 +453,6 @@ class Session:
         rows = self._settled()
         ones = np.ones(rows.count, np.int64)
         rows.check_room(ones)
-        rows = self._written(self._reading.with_room(rows, slice(0, rows.count), ones))
-        rows = self._state = self._reading.bind_step(rows)
+        rows = self._written(self._runner.with_room(rows, slice(0, rows.count), ones))
+        rows = self._state = self._runner.bind_step(rows)
         return rows

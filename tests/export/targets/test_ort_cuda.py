@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from posenc_export.export import export
 from posenc_export.export.targets import ort
 from posenc_export.runtime import load
-from posenc_export.runtime.session import reading
+from posenc_export.runtime.session import runner
 from tests.tiny import block, decoder
 from tests.traces import exported, sources
 
@@ -75,7 +75,7 @@ def test_steps_count_slots_in_multiples_and_give_the_outputs_of_one_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slots = 16
-    monkeypatch.setattr(reading, "STEP_SLOTS", slots)
+    monkeypatch.setattr(runner, "STEP_SLOTS", slots)
     exported(tmp_path / "artefact", decoder("alibi"), "ort-cuda")
     model = load(tmp_path / "artefact", provider="cpu", threads=1)
     ids = np.arange(2 * (slots + 9)).reshape(2, -1) % 61

@@ -10,7 +10,7 @@ import pytest
 from posenc_export import load
 from posenc_export.export import describe, export, signatures
 from posenc_export.models.presets import seeded
-from posenc_export.runtime.session.reading import Reading
+from posenc_export.runtime.session.runner import Runner
 from posenc_export.runtime.verification import measuring
 from posenc_export.runtime.verification.scenarios import Case
 from posenc_export.shared.numerics import worst_error
@@ -52,9 +52,9 @@ def _computed(session: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> List
         return right(feeds, states, outputs, **named)
 
     widths: List[int] = []
-    feeds, right = Reading.run_chunk, session._reading.graph.bind
-    monkeypatch.setattr(session._reading.graph, "bind", bind)
-    monkeypatch.setattr(Reading, "run_chunk", feed)
+    feeds, right = Runner.run_chunk, session._runner.graph.bind
+    monkeypatch.setattr(session._runner.graph, "bind", bind)
+    monkeypatch.setattr(Runner, "run_chunk", feed)
     session.prefill(PROMPTS, **how)
     return counts
 

@@ -50,14 +50,14 @@ def test_a_call_during_another_one_is_refused_and_does_no_harm(
     session = model("rope", "ort").session()
     session.prefill(texts()[:1, :5])
     inside, leave = threading.Event(), threading.Event()
-    right = session._reading.run_chunk
+    right = session._runner.run_chunk
 
     def waits(*arguments: object) -> object:
         inside.set()
         leave.wait()
         return right(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(session._reading, "run_chunk", waits)
+    monkeypatch.setattr(session._runner, "run_chunk", waits)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         running = pool.submit(session.prefill, texts()[:1, 5:8])
         inside.wait()

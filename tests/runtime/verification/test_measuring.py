@@ -9,7 +9,7 @@ import pytest
 from posenc_export.export import VerificationError, export
 from posenc_export.runtime import load, verify
 from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.session.reading import Reading
+from posenc_export.runtime.session.runner import Runner
 from posenc_export.runtime.verification import grid_inputs, measuring, proof
 from posenc_export.shared.numerics import worst_error
 from tests.tiny import block, decoder
@@ -73,9 +73,9 @@ def test_the_grid_of_a_large_model_is_shorter_and_still_sees_a_wrong_position(
         3 * (tmp_path / "thin/reference.bin").stat().st_size
         < 2 * (tmp_path / "whole/reference.bin").stat().st_size
     )
-    build = Reading.fill
+    build = Runner.fill
 
-    def shifted(self: Reading, *arguments: Any) -> Any:
+    def shifted(self: Runner, *arguments: Any) -> Any:
         feeds = build(self, *arguments)
         late = self.manifest.target == "ort"  # the eager module gets the right positions
         return {
@@ -83,7 +83,7 @@ def test_the_grid_of_a_large_model_is_shorter_and_still_sees_a_wrong_position(
             for name, array in feeds.items()
         }
 
-    monkeypatch.setattr(Reading, "fill", shifted)
+    monkeypatch.setattr(Runner, "fill", shifted)
     with pytest.raises(VerificationError):
         export(sources(decoder("sinusoidal")), "ort", tmp_path / "fault")
 
@@ -109,13 +109,13 @@ def test_the_quick_grid_sees_positions_that_are_wrong_only_behind_a_late_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exported(tmp_path / "artefact", decoder("sinusoidal"), "ort")
-    build = Reading.fill
+    build = Runner.fill
 
-    def shifted(self: Reading, *arguments: Any) -> Any:
+    def shifted(self: Runner, *arguments: Any) -> Any:
         return {
             name: np.where(array > 500, array - 1, array) if name == "position_ids" else array
             for name, array in build(self, *arguments).items()
         }
 
-    monkeypatch.setattr(Reading, "fill", shifted)
+    monkeypatch.setattr(Runner, "fill", shifted)
     assert not verify(tmp_path / "artefact", "cpu", quick=True)["passed"]

@@ -65,7 +65,7 @@ def admit_rows(rows: Rows, prompt: Prompt, prefix: Optional[prefixes.Prefix]) ->
     return joint if prefix is None else prefix.write(joint, rows.count)
 
 
-class Reading:
+class Runner:
     """Fills the inputs of a graph with tokens and runs it. Methods take rows and return those after
     the call.
     """
@@ -308,8 +308,8 @@ class Binding:
             axis. Raises ValueError for other inputs, GraphError if the graph failed.
     """
 
-    def __init__(self, reading: Reading, rows: Rows, feeds: Feeds) -> None:
-        self._reading, self._manifest = reading, reading.manifest
+    def __init__(self, runner: Runner, rows: Rows, feeds: Feeds) -> None:
+        self._runner, self._manifest = runner, runner.manifest
         name, output = self._manifest.inputs[0].name, self._manifest.outputs[0]
         tokens = feeds[name] = feeds[name].copy()  # perhaps in the memory of a caller
         count, new = tokens.shape[:2]
@@ -319,7 +319,7 @@ class Binding:
         # Functions that run the graph, by `turn` of the rows.
         self.runs: Dict[int, BoundRun] = {}
         in_place = self.run_of(rows) if rows.caches.in_place else None
-        self.take = self._taker(new, reading.counters, in_place)
+        self.take = self._taker(new, runner.counters, in_place)
 
     def run_of(self, rows: Rows) -> BoundRun:
         """Return the function that runs the graph on the next tokens of rows."""
@@ -327,7 +327,7 @@ class Binding:
         count, new = self.result.shape[:2]
         if rows.histories:
             x = self.feeds[self._manifest.inputs[0].name]
-            rows.record(self._reading.of_every_row(rows, x))
+            rows.record(self._runner.of_every_row(rows, x))
         grows = caches.grows  # the shapes of these states change at each call
         if not grows and turn in self.runs:
             return self.runs[turn]
