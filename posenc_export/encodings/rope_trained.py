@@ -54,7 +54,6 @@ class RoPETrained(Rotary, Prepared):
         self.weight = Exact(start if trains == "frequencies" else torch.zeros(()))
         self.prepare()
 
-    @torch.jit.unused
     def frequencies(self) -> Tensor:
         """w_k [r/2] float64, with gradients."""
         weight = self.weight().to(torch.float64)
@@ -63,7 +62,6 @@ class RoPETrained(Rotary, Prepared):
         k = torch.arange(self.size // 2, dtype=torch.float64, device=weight.device)
         return torch.exp(-(2 * k / self.size) * (math.log(self.theta) + weight))
 
-    @torch.jit.unused
     def trained(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """`rotate` for the current weights, with gradients."""
         angles = positions.clamp(min=0).to(torch.float64).unsqueeze(2) * self.frequencies()

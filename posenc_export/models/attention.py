@@ -53,7 +53,6 @@ class Attention(torch.nn.Module):
         sinks = torch.nn.Parameter(torch.zeros(config.heads)) if config.sinks else None
         self.register_parameter("sinks", sinks)
 
-    @torch.jit.unused
     def states(self) -> List[StateSpec]:
         """Return the states that are kept between calls, in the order of `forward`."""
         if not self.cached:
@@ -158,7 +157,6 @@ class LinearAttention(Attention):
             if not holds:
                 raise refusal("linear attention", rule, got, "change the config")
 
-    @torch.jit.unused
     def states(self) -> List[StateSpec]:
         """Return the states that are kept between calls, in the order of `forward`."""
         if not self.cached:

@@ -3,7 +3,6 @@
 from typing import Any, List, Sequence, Tuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from posenc_export import encodings
@@ -51,7 +50,6 @@ class AttentionBlock(Whole):
         y, present = self.attention(x, places, self.mask(places, x), states[before:])
         return y, carried + present
 
-    @torch.jit.unused
     def attentions(self) -> List[Any]:
         """Return a list with the attention of the block."""
         return [self.attention]

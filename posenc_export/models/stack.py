@@ -84,7 +84,6 @@ class Stack(Whole):
         x = self.norm(x)
         return self.head(x), present  # [B,R,V]
 
-    @torch.jit.unused
     def attentions(self) -> List[Any]:
         """Return the attention of each layer."""
         return [layer.attention for layer in self.layers]

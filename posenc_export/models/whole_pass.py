@@ -52,13 +52,11 @@ class Whole(torch.nn.Module):
             return whole_pass(self, *arguments)
         return super().__call__(*arguments, **named)
 
-    @torch.jit.unused
     def weight_dtype(self) -> torch.dtype:
         """Return the dtype of weights and activations."""
         dtype: torch.dtype = self.attentions()[0].projection.output.weight.dtype
         return dtype
 
-    @torch.jit.unused
     def attentions(self) -> List[Any]:
         """Return the attention of each layer."""
         raise NotImplementedError

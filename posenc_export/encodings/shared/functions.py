@@ -81,17 +81,12 @@ class FunctionBias(PositionEncoding):
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,1 or H,S,T] float32."""
         query, key = q_positions.unsqueeze(1).unsqueeze(3), k_positions.unsqueeze(1).unsqueeze(2)
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting():  # which may not compile the function
             scores = self.traced(self.head, query, key)
         else:
-            scores = self.evaluated(query, key)
+            scores = self.function(self.head, query, key)
         scores = scores.to(torch.float32)
         return scores if self.whole else scores + 0.0 * ops.distances(q_positions, k_positions)
-
-    @torch.jit.unused
-    def evaluated(self, query: Tensor, key: Tensor) -> Tensor:
-        """Call the function, which TorchScript may not compile; it runs the trace."""
-        return self.function(self.head, query, key)
 
 
 class FunctionBiasOracle(Oracle, of=FunctionBias):

@@ -99,7 +99,6 @@ class Trajectory(Prepared):
                 rows = self.trained(positions)
         return x + rows.to(x.dtype)
 
-    @torch.jit.unused
     def trained(self, positions: Tensor) -> Tensor:
         """Rows [B,S,E] float64 of current weights, with gradients, from position 0 on."""
         weights = [weight.to(torch.float64) for weight in self.weights()]

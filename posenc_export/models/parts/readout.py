@@ -70,13 +70,11 @@ class Readout(torch.nn.Module):
             x = self.after(x.unsqueeze(1), places, [])[0].squeeze(1)
         return x
 
-    @torch.jit.unused
     def in_dtype(self, dtype: torch.dtype) -> "Readout":
         """Return the readout for hidden states in a dtype."""
         after = None if self.after is None else self.after.in_dtype(dtype)
         return Readout(self.pooling, after)
 
-    @torch.jit.unused
     def exact(self, x: np.ndarray) -> np.ndarray:
         """Compute the hidden states of a row [n,E] to [N], float64."""
         pooled = np.asarray(self.pooling.exact(x))
