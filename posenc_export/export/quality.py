@@ -2,14 +2,13 @@
 
 import math
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+from typing import Any, Dict, Mapping, NamedTuple, Optional
 
 import numpy as np
 
 from posenc_export.export.describe import Model
 from posenc_export.export.expected import eager_session, expected_outputs
-from posenc_export.export.quantization.formats import MIXED, format_of
-from posenc_export.export.quantization.samples import Sample, is_default
+from posenc_export.export.quantization.samples import Sample
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact.certificate import FAILED, FORM
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -20,8 +19,7 @@ from posenc_export.shared.numerics import Errors
 from posenc_export.shared.progress import Progress, Steps, silent
 from posenc_export.shared.refusal import refusal
 
-BY_SIZE = ("int4-128", "int4", "int8", "int8-32")  # formats of weights, the smallest first
-LARGER = {name: BY_SIZE[at + 1 :] for at, name in enumerate(BY_SIZE)} | {MIXED: BY_SIZE[-1:]}
+BY_SIZE = "int4-128, int4, int8, int8-32, float32"  # what weights may be, the smallest first
 READ = 64  # tokens of text that are read at a time; their logits take 13 MB with 50,000 token ids
 TOKENS = 16  # whose logits are compared at a time, in float64
 
@@ -160,20 +158,7 @@ def _check_loss(loss: Loss, manifest: Manifest, inputs: Inputs, text: Sample) ->
         f"{loss.tokens} tokens, {text.name}"
     )
     enough = math.ceil(100 * loss.ratio) / 100
-    choices = [*_better(manifest, inputs), f"accept it with max_loss {enough:.2f}"]
+    remedy = f"choose a larger one of {BY_SIZE}, calibrate 4 bits with your text, or accept it"
     rule = f"{what} to raise the perplexity at most {inputs.most:g} times"
-    raise refusal("export", rule, f"{loss.ratio:.2f} times ({measured})", " or ".join(choices))
-
-
-def _better(manifest: Manifest, inputs: Inputs) -> List[str]:
-    """Return what else a user can do."""
-    if manifest.weights is None or manifest.weights.format not in LARGER:
-        return ["choose float32"]
-    chosen = manifest.weights.format
-    plain = inputs.sample is None or is_default(inputs.sample.sha256)
-    calibrate = plain and format_of(chosen).calibrated
-    return [
-        *(["give a larger size"] if manifest.formats else []),
-        *(["give calibration data"] if calibrate else []),
-        *(f"choose weights {name}" for name in LARGER[chosen]),
-    ]
+    got = f"{loss.ratio:.2f} times ({measured})"
+    raise refusal("export", rule, got, f"{remedy} with max_loss {enough:.2f}")

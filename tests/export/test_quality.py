@@ -108,7 +108,7 @@ def test_the_first_tokens_that_are_those_of_float32_are_counted() -> None:
     assert "agrees with float32 in 1 of 40 first tokens of continuations on text;" in said
 
 
-def test_a_loss_above_the_limit_is_refused_with_its_number_and_better_choices() -> None:
+def test_a_loss_above_the_limit_is_refused_with_its_number_and_choices() -> None:
     model = seeded(BYTES)
     chosen = samples.with_text(None, None, model)[1]
     assert chosen is not None
@@ -118,8 +118,8 @@ def test_a_loss_above_the_limit_is_refused_with_its_number_and_better_choices() 
     for said in (
         "expected weights int4 to raise the perplexity at most 1.1 times, got 2.70 times ",
         "(256 instead of 94.8 on 40 tokens, text of the package)",
-        "; give calibration data or choose weights int8 or choose weights int8-32 or accept it ",
-        "with max_loss 2.71",
+        "; choose a larger one of int4-128, int4, int8, int8-32, float32, calibrate 4 bits with your ",
+        "text, or accept it with max_loss 2.71",
     ):
         assert said in str(refused.value)
 
@@ -135,7 +135,7 @@ def test_an_artefact_that_loses_too_much_is_not_written(
         return codes if grid.bits == 8 else np.trunc(codes / 4) * 4
 
     monkeypatch.setattr(grid.Grid, "_nearest", coarse)
-    said = "raise the perplexity at most 1.1 times, got .* choose weights int8 "
+    said = "raise the perplexity at most 1.1 times, got .* choose a larger one of "
     with pytest.raises(ValueError, match=f"expected weights int4 to {said}"):
         export(load_preset("small-alibi"), "ort", tmp_path / "made", weights="int4")
     assert not list(tmp_path.iterdir())
