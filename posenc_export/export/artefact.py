@@ -19,7 +19,6 @@ from posenc_export.export.sources import Sources, check_half, in_dtype
 from posenc_export.export.targets import WRITERS
 from posenc_export.export.trace import Source
 from posenc_export.export.verify import VerificationError, Written, check_written
-from posenc_export.export.weight_file import WeightFile
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.stack import Text
 from posenc_export.runtime.artefact import files
@@ -124,7 +123,7 @@ def export_all(
     whole = len(targets) > 1 and not output.exists()  # a new parent folder is published in one step
     staging = StagingFolder([output] if whole else places)
     with staging as path:
-        sources.keep_in(WeightFile(staging.parent))
+        sources.keep_in(staging.parent)
         data = _read_data(sources, options)
         manifests: Dict[Path, Manifest] = {}
         for target, place in zip(targets, places if whole else list(staging.places), strict=True):

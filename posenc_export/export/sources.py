@@ -1,6 +1,8 @@
 """The model behind several exports: cast once per dtype, and rounded once per format."""
 
 import copy
+from functools import partial
+from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 import torch
@@ -14,7 +16,7 @@ from posenc_export.export.quantization.rounding import kept
 from posenc_export.export.quantization.samples import Sample
 from posenc_export.export.read_module import ReadAs, ReadModule, as_model
 from posenc_export.export.trace import Source
-from posenc_export.export.weight_file import Keep, WeightFile, in_memory
+from posenc_export.export.weight_file import Keep, in_file, in_memory, is_mapped
 from posenc_export.models.parameters import fill, slots
 from posenc_export.runtime.artefact.cache_formats import SCALED
 from posenc_export.runtime.artefact.records import Weights
@@ -42,14 +44,18 @@ class Sources:
         owned: bool = False,
         how: ReadAs = ReadAs(),
     ) -> None:
-        self.model, self._owned, self._keep = as_model(model, how), owned, in_memory
+        self.model, self._owned = as_model(model, how), owned
+        self._keep: Keep = in_memory
         self._made: Dict[Tuple[Any, ...], Source] = {}
 
-    def keep_in(self, file: WeightFile) -> None:
-        """Keep rounded weights in a file from now on, and those of an owned model."""
-        self._keep = file.keep
+    def keep_in(self, folder: Path) -> None:
+        """Keep rounded weights in files of a folder from now on, and those of an owned model."""
+        self._keep = partial(in_file, folder)
         if self._owned and dtype_of(self.model) == "float32":
-            file.keep_weights(self.model)
+            parameters = list(self.model.parameters())
+            for parameter, mapped in zip(parameters, is_mapped(parameters), strict=True):
+                if not mapped:
+                    parameter.data = torch.from_numpy(self._keep(parameter.detach().numpy()))
 
     def of(
         self,

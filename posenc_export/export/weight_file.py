@@ -19,33 +19,22 @@ MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S{4} \S+ \S+ [1-9]\d* +/")
 Keep = Callable[[np.ndarray], np.ndarray]  # returns an array with the same content
 
 
-class WeightFile:
-    """Files without a name on Linux, each of which is removed when the array that is mapped from it
-    is deleted. Elsewhere arrays stay in memory. folder: its disk is used; numbers may take as many
-    bytes as the float32 weights of a model, for each of its roundings.
+def in_file(folder: Path, numbers: np.ndarray) -> np.ndarray:
+    """Return an equal array, mapped from a file unless small. OSError: the disk is full.
+
+    On Linux the file has no name, and is removed when the array is deleted; elsewhere arrays stay
+    in memory. folder: its disk is used; numbers may take as many bytes as the float32 weights of a
+    model, for each of its roundings.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def keep(self, numbers: np.ndarray) -> np.ndarray:
-        """Return an equal array, mapped from a file unless small. OSError: the disk is full."""
-        if numbers.nbytes < LEAST or not MAPS.exists():
-            return numbers
-        # Written, not copied to the mapping, in which a full disk ends the process.
-        with tempfile.TemporaryFile(dir=self._folder) as stream:
-            stream.write(np.ascontiguousarray(numbers).reshape(-1).view(np.uint8).data)
-            stream.flush()
-            path = f"/proc/self/fd/{stream.fileno()}"  # the mapping keeps no descriptor
-            mapped = torch.from_file(path, True, numbers.nbytes, dtype=torch.uint8)
-        return mapped.numpy().view(numbers.dtype).reshape(numbers.shape)
-
-    def keep_weights(self, model: torch.nn.Module) -> None:
-        """Move the parameters of a float32 model that are not mapped from a file to such files."""
-        parameters = list(model.parameters())
-        for parameter, mapped in zip(parameters, is_mapped(parameters), strict=True):
-            if not mapped:
-                parameter.data = torch.from_numpy(self.keep(parameter.detach().numpy()))
+    if numbers.nbytes < LEAST or not MAPS.exists():
+        return numbers
+    # Written, not copied to the mapping, in which a full disk ends the process.
+    with tempfile.TemporaryFile(dir=folder) as stream:
+        stream.write(np.ascontiguousarray(numbers).reshape(-1).view(np.uint8).data)
+        stream.flush()
+        path = f"/proc/self/fd/{stream.fileno()}"  # the mapping keeps no descriptor
+        mapped = torch.from_file(path, True, numbers.nbytes, dtype=torch.uint8)
+    return mapped.numpy().view(numbers.dtype).reshape(numbers.shape)
 
 
 def in_memory(numbers: np.ndarray) -> np.ndarray:

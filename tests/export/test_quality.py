@@ -118,8 +118,8 @@ def test_a_loss_above_the_limit_is_refused_with_its_number_and_choices() -> None
     for said in (
         "expected weights int4 to raise the perplexity at most 1.1 times, got 2.70 times ",
         "(256 instead of 94.8 on 40 tokens, text of the package)",
-        "; choose a larger one of int4-128, int4, int8, int8-32, float32, calibrate 4 bits with your ",
-        "text, or accept it with max_loss 2.71",
+        "; choose a larger one of int4-128, int4, int8, int8-32, float32, calibrate 4 bits with ",
+        "your text, or accept it with max_loss 2.71",
     ):
         assert said in str(refused.value)
 

@@ -63,7 +63,7 @@ def rounded(
         formats: format of each weight by name of the parameter, for MIXED; the model has no experts
             then.
         keep: returns the array in which rounded weights and their codes are kept
-            (weight_file.WeightFile).
+            (weight_file.in_file).
         say: reports how many weights are rounded.
     """
     copied, kind = sharing_weights(model), format_of(weights)
@@ -136,7 +136,7 @@ def kept(model: Model, keep: Keep = in_memory) -> Rounded:
 
     Args:
         keep: returns the array in which codes and rounded weights are kept
-            (weight_file.WeightFile).
+            (weight_file.in_file).
 
     Raises:
         ValueError: a model without quantized weights of a file, or with experts.
