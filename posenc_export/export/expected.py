@@ -17,10 +17,9 @@ from posenc_export.export.describe import Model, eager
 from posenc_export.export.quantization.formats import format_of
 from posenc_export.export.read_module import ReadModule, as_model
 from posenc_export.export.sources import in_dtype
-from posenc_export.models import oracle
 from posenc_export.models.config_json import widest
 from posenc_export.models.parts import build
-from posenc_export.models.whole_pass import encodings_in
+from posenc_export.models.whole_pass import encodings_in, exact_pass
 from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
@@ -245,12 +244,12 @@ def oracle_cells(
             length = _read_at_once(model, sequence)
         compared, outputs = sequence.within(0, length)
         (encoded,) = encoder_rows(manifest, 1) or (None,)
-        exact = oracle.full_pass(model, sequence.tokens[0, :length], 0, encoder=encoded)[compared]
+        exact = exact_pass(model, sequence.tokens[0, :length], 0, encoder=encoded)[compared]
         cells["oracle, the long sequence"] = worst_error(outputs[0], exact)
     for start in [0] if read else sorted({*starts}):
         row = starts.index(start)
         encoder = None if case.encoder is None else case.encoder[row]
-        exact = oracle.full_pass(model, case.tokens[row], start, encoder=encoder)
+        exact = exact_pass(model, case.tokens[row], start, encoder=encoder)
         cells[f"oracle, start {start}"] = worst_error(case.full[row], exact)
         if case.readout is not None and isinstance(model, ReadModule):
             cells[f"oracle, start {start}: {manifest.outputs[1].name}"] = worst_error(
@@ -260,7 +259,7 @@ def oracle_cells(
     for name, (fed, full) in expected.attribute_cases.items():
         row = int(fed.mask.all(1).argmax())  # the first without padding
         numbers = {key: array[..., row, :] for key, array in fed.attributes.items()}
-        exact = oracle.full_pass(model, fed.tokens[row], 0, **numbers)
+        exact = exact_pass(model, fed.tokens[row], 0, **numbers)
         cells[f"{name}: oracle"] = worst_error(full[row], exact)
         steps.advance()
     return {name: rounded_up(error) for name, error in cells.items()}

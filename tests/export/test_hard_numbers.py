@@ -12,8 +12,8 @@ import pytest
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import Sources, export
 from posenc_export.export.describe import eager
-from posenc_export.models import oracle
 from posenc_export.models.presets import seeded
+from posenc_export.models.whole_pass import exact_pass
 from posenc_export.runtime import Model, Session, load
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.shared.numerics import tolerance, worst_error
@@ -176,7 +176,7 @@ def test_forget_gates_of_any_size_match_the_oracle(
 ) -> None:
     source = sources(block("fox", encoding={"name": "fox", "remember": remember}))
     session, x = _session(source, target, tmp_path), _numbers(1, 90, 48)
-    expected = oracle.full_pass(source.model, x[0], 0)
+    expected = exact_pass(source.model, x[0], 0)
     actual = np.concatenate(
         [session.prefill(x[:, :60], chunk=25)[0], *(session.step(x[:, n]) for n in range(60, 90))]
     )

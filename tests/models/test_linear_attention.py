@@ -10,9 +10,9 @@ import torch
 
 from posenc_export.export import TARGETS, Sources, export
 from posenc_export.export.describe import eager
-from posenc_export.models import oracle
 from posenc_export.models.attention import _phi
 from posenc_export.models.presets import seeded
+from posenc_export.models.whole_pass import exact_pass
 from posenc_export.runtime import Model, load
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.shared.numerics import tolerance, worst_error
@@ -60,7 +60,7 @@ def test_phi_keeps_its_relative_precision_down_to_minus_80() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 def test_outputs_match_float64_for_queries_and_keys_far_below_0(lowest: int, causal: bool) -> None:
     model, x = _model(lowest, causal), _inputs()
-    expected = oracle.full_pass(model, x, 0)
+    expected = exact_pass(model, x, 0)
     module, manifest = eager(model)
     outputs = Model(TorchGraph(module, manifest)).session().prefill(x[None])[0]
     assert worst_error(outputs, expected) <= tolerance("float32", 1, 48)
@@ -80,4 +80,4 @@ def test_a_model_with_keys_of_minus_80_is_exported(target: str, tmp_path: Path) 
         return
     session = load(tmp_path / "a", provider="cpu").session()
     outputs = np.concatenate([session.prefill(x[None, :7])[0], session.prefill(x[None, 7:])[0]])
-    assert worst_error(outputs, oracle.full_pass(traced.model, x, 0)) <= tolerance("float32", 1, 48)
+    assert worst_error(outputs, exact_pass(traced.model, x, 0)) <= tolerance("float32", 1, 48)
