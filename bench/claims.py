@@ -22,7 +22,7 @@ from posenc_export.export import TARGETS as OF_EXPORT
 from posenc_export.export import Sources, export
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import load
-from posenc_export.runtime.verification import indices
+from posenc_export.runtime.verification import checks
 from posenc_export.runtime.verification.claims import OPEN
 
 PAGE, RESULTS = Path("docs/proof-results.md"), Path("bench/results/claims.json")
@@ -74,7 +74,7 @@ def _proved(sources: Sources, target: str, signature: str) -> Dict[str, Any]:
         except ValueError as error:
             return {"refused": str(error)}
         begin = time.process_time()
-        check = indices.check(folder, load(folder, threads=1))
+        check = checks.indices(folder, load(folder, threads=1))
     left = {place: why for place, why in check.skipped.items() if why.startswith(OPEN)}
     seconds = round(time.process_time() - begin, 3)
     return {"proved": check.compared, "open": left, "wrong": check.failures, "seconds": seconds}

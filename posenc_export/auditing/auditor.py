@@ -37,7 +37,7 @@ from posenc_export.auditing.session import TAGS, ForeignSession
 from posenc_export.export import hypotheses
 from posenc_export.export.expected import TRIES, disturbed
 from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.verification.indices import SOLVER
+from posenc_export.runtime.verification.checks import SOLVER
 from posenc_export.runtime.verification.proof import Accuracy, check_tolerance
 from posenc_export.runtime.verification.scenarios import Cell
 from posenc_export.shared import numerics

@@ -10,7 +10,7 @@ from posenc_export.runtime import load, verify
 from posenc_export.runtime.artefact import certificate as certificates
 from posenc_export.runtime.artefact import files, manifest
 from posenc_export.runtime.artefact.certificate import Proof
-from posenc_export.runtime.verification import indices
+from posenc_export.runtime.verification import checks
 from posenc_export.shared.tables import counted
 
 SHOWN = 10  # cells that are printed
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         quick=options.quick,
     )
     if options.log_claims is not None:
-        indices.check(folder, load(folder, options.provider), options.log_claims)
+        checks.indices(folder, load(folder, options.provider), log=options.log_claims)
     options.say.close()
     if options.json:
         print(json.dumps(certificate, indent=1, sort_keys=True))

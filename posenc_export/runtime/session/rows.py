@@ -144,8 +144,8 @@ class Rows:
             fits = int((first_position + counts).max()) <= manifest.max_positions
             earlier = " or an earlier start" if first_position.any() else ""
             shorter = "rewind" if manifest.states and fits else f"give shorter rows{earlier}"
-            counted = manifest.axes and not manifest.coordinate_range
-            grid = ", which bounds the tokens of a row and their coordinates" if counted else ""
+            by_grid = manifest.axes and not manifest.coordinate_range
+            grid = ", which bounds the tokens of a row and their coordinates" if by_grid else ""
             remedy = f"{shorter}, or export with larger max_positions{grid}"
             raise expected(f"positions 0 .. {manifest.max_positions - 1}", position, remedy)
         longest, capacity = int((length + counts).max()), self.caches.capacity

@@ -4,7 +4,7 @@
    compares their digests with those of the export.
 2. Indices: `symbolic.py` translates the part of a graph that `integer_graph.py` cuts out for a
    solver, which it asks, and `operators.py` its operators. `claims.py` proves what the manifest
-   declares of it for the calls of `any_call.py`. `indices.py` also compares rows of attention
+   declares of it for the calls of `any_call.py`. `checks.py` also compares rows of attention
    kernels. `torch_graph.py` reads a torch.export program as nodes of ONNX.
 3. Graph: `measuring.py` runs the cells of the grid, and compares them with the outputs that
    `proof.py` reads; of an artefact that rounds, first the form that `float32_form.py` writes.

@@ -1,20 +1,29 @@
 """The checks of a proof that need the artefact alone (docs/reliability.md)."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Callable, Dict, Mapping, Optional
 
+import numpy as np
+
 from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.rules import graph_file
+from posenc_export.runtime.artefact.schema import Manifest
+from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.runtime.graphs.onnx_nodes import read_nodes
 from posenc_export.runtime.session.model import Model
-from posenc_export.runtime.verification import indices, proof
+from posenc_export.runtime.verification import described, proof
 from posenc_export.runtime.verification.conformance import geometry, suite
 from posenc_export.runtime.verification.constants import Constants, digests_of
+from posenc_export.runtime.verification.integer_graph import Findings, IntegerPart, integer_part
+from posenc_export.shared.places import evaluate
 from posenc_export.shared.progress import Progress, silent
 from posenc_export.shared.tables import counted
 
 KERNELS = "contracts of kernels"
+SOLVER = "z3"
+ROWS = 20  # input of CachedAttention: the row of each distance
 
 
 def numbers(folder: Path, model: Model, say: Progress = silent) -> Check:
@@ -53,11 +62,83 @@ def operators(folder: Path, model: Model, say: Progress = silent) -> Optional[Ch
     return Check(len(results), KERNELS, worst, failures, kernels.skipped)
 
 
+def indices(
+    folder: Path, model: Model, say: Progress = silent, log: Optional[Path] = None
+) -> Check:
+    """Prove by the solver z3 that slots, positions, indices of tables and masks of a graph are
+    those that its encodings declare, for all sizes, lengths and positions. OSError: a file cannot
+    be read, or the log be written.
+
+    log: an empty folder that gets each question to the solver, with its answer, in SMT-LIB 2.
+    """
+    manifest, findings = model.manifest, Findings()
+    if manifest.target == "torchscript":
+        findings.skipped["positions"] = "not proved in TorchScript; export for pt2 or onnx"
+    elif manifest.places is None:
+        findings.skipped["positions"] = "declared by artefacts of later versions; export again"
+    elif find_spec(SOLVER) is None:
+        how = "pip install 'posenc-export[prove]'"
+        findings.skipped["positions"] = f"not proved here, as {SOLVER} is not installed; {how}"
+    proves = not findings.skipped
+    if described.is_read(manifest):
+        findings.skipped["module"] = described.UNDECLARED
+    part = _part(folder, manifest, findings) if proves or not manifest.in_torch else None
+    if part and "encoder_attention_mask" in part.uses:
+        findings.skipped["encoder_attention_mask"] = "the mask of an encoder's tokens, an input"
+    if part and not manifest.in_torch:
+        _compare_rows(part, manifest, folder, findings)
+    if part and proves:
+        from posenc_export.runtime.verification import any_call, claims  # need the solver
+
+        claims.Claims(part, any_call.AnyCall(manifest, log), folder, findings).prove()
+    return Check(findings.compared, "claims", 0.0, findings.failures, findings.skipped)
+
+
+def _part(folder: Path, manifest: Manifest, findings: Findings) -> Optional[IntegerPart]:
+    """Return the integer part of a graph, or None and why one of torch is not read."""
+    if not manifest.in_torch:
+        return integer_part(read_nodes(folder / "model.onnx"))
+    from posenc_export.runtime.verification import claims, symbolic, torch_graph
+
+    try:
+        return torch_graph.part_of_program(folder, manifest)
+    except symbolic.MALFORMED as reason:
+        findings.skipped["positions"] = f"{claims.OPEN}{symbolic.reason_of(reason)}"
+        return None
+
+
+def _compare_rows(part: IntegerPart, manifest: Manifest, folder: Path, findings: Findings) -> None:
+    """Compare the constants of rows by distance, which CachedAttention reads, with what encodings
+    declare.
+    """
+    if described.is_read(manifest):
+        return
+    own = [(node, layer) for node, layer in reversed(part.attention) if node.operator == OPERATOR]
+    layers = {name: layer for node, layer in own for name in node.inputs[ROWS : ROWS + 1] if name}
+    declared = manifest.places.rows if manifest.places else []
+    distances = np.arange(manifest.max_positions)
+    for name, layer in layers.items():
+        place, stored = f"{name} ({OPERATOR} input {ROWS})", part.graph.constants.get(name)
+        rules = [rule for rule in (declared[layer] if layer < len(declared) else []) if "k" in rule]
+        if not rules:
+            findings.skipped[place] = "rows that no rule is declared for"
+            continue
+        if stored is None or len(stored.shape) != 1 or not stored.shape[0]:
+            findings.failures[place] = "expected a row for each distance"
+            continue
+        rows = stored.array(folder)[np.minimum(distances, stored.shape[0] - 1)]
+        wrong = [rows != evaluate(rule, {"q": distances, "k": 0}) for rule in rules]
+        findings.compared += 1
+        if all(w.any() for w in wrong):
+            at = int(np.flatnonzero(wrong[0])[0])
+            findings.failures[place] = f"row of distance {at}: got {rows[at]}"
+
+
 # By name in the certificate: a function of the artefact's folder, its loaded model and `progress`,
 # which returns None if the artefact has nothing to check.
 CHECKS: Mapping[str, Callable[[Path, Model, Progress], Optional[Check]]] = {
     "numbers": numbers,
-    "indices": lambda folder, model, say: indices.check(folder, model),
+    "indices": indices,
     "operators": operators,
 }
 NONE: Mapping[str, Check] = MappingProxyType({})

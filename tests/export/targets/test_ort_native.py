@@ -20,7 +20,7 @@ from posenc_export.runtime.artefact.certificate import exported_error
 from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.kernel_library import DOMAIN, OPERATOR
 from posenc_export.runtime.graphs.ort_graph import OrtGraph
-from posenc_export.runtime.verification import indices
+from posenc_export.runtime.verification import checks
 from posenc_export.shared.numerics import tolerance, worst_error
 from tests.encodings.test_laws import SHIFT_INVARIANT
 from tests.kernels.calls import NAMES, built
@@ -100,14 +100,14 @@ def test_one_wrong_row_of_a_distance_is_a_failure(tmp_path: Path) -> None:
     folder = tmp_path / "artefact"
     _exported(block("shaw"), folder)
     model = load(folder, threads=1)
-    assert not indices.check(folder, model).failures
+    assert not checks.indices(folder, model).failures
     graph = onnx.load(folder / "model.onnx")
     (rows,) = [t for t in graph.graph.initializer if t.name.endswith("row_of_distance")]
     numbers = numpy_helper.to_array(rows).copy()
     numbers[3] += 1
     rows.CopyFrom(numpy_helper.from_array(numbers, rows.name))
     onnx.save(graph, folder / "model.onnx")
-    (failure,) = indices.check(folder, model).failures.values()
+    (failure,) = checks.indices(folder, model).failures.values()
     assert failure.startswith("row of distance 3: got ")
 
 

@@ -21,7 +21,7 @@ from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.records import Places
 from posenc_export.runtime.artefact.schema import Manifest
-from posenc_export.runtime.verification import described, indices
+from posenc_export.runtime.verification import checks, described
 from posenc_export.runtime.verification.claims import OPEN
 from tests.cases import combinations
 from tests.reading import own_modules
@@ -58,7 +58,7 @@ def written(
 
 
 def checked(path: Path) -> Any:
-    return indices.check(path, load(path, threads=1))
+    return checks.indices(path, load(path, threads=1))
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,8 @@ def test_keys_beside_a_sink_are_proved(variant: str, tmp_path: Path) -> None:
     model, graph = load(tmp_path / "a", threads=1), onnx.load(tmp_path / "a/model.onnx")
     number("Sub", 1, 1)(graph.graph)  # the window
     (tmp_path / "a/model.onnx").write_bytes(graph.SerializeToString())
-    assert any(
-        "got one that is" in text for text in indices.check(tmp_path / "a", model).failures.values()
-    )
+    failures = checks.indices(tmp_path / "a", model).failures
+    assert any("got one that is" in text for text in failures.values())
 
 
 @pytest.mark.parametrize("target", ["onnx", "onnx-static"])
@@ -185,7 +184,7 @@ def test_the_mask_of_a_module_that_is_read_is_proved(target: str, tmp_path: Path
     assert checked(tmp_path / "a").failures == {}
     number("Sub", 1, 1)(graph.graph)  # the window
     (tmp_path / "a/model.onnx").write_bytes(graph.SerializeToString())
-    failures = indices.check(tmp_path / "a", model).failures
+    failures = checks.indices(tmp_path / "a", model).failures
     assert any("got one that is seen" in text for text in failures.values())
 
 
@@ -398,7 +397,7 @@ def test_a_fault_in_a_written_graph_is_found(fault: str, tmp_path: Path) -> None
     whole = onnx.load(path / "model.onnx")
     change(whole.graph)
     (path / "model.onnx").write_bytes(whole.SerializeToString())
-    assert indices.check(path, model).failures
+    assert checks.indices(path, model).failures
 
 
 def test_questions_to_the_solver_are_written_for_others(tmp_path: Path) -> None:
@@ -420,7 +419,7 @@ def test_without_the_solver_positions_are_not_called_proved(
 ) -> None:
     path = written(tmp_path, "rope", "onnx")
     proved = checked(path).compared
-    monkeypatch.setattr(indices, "SOLVER", "a_solver_that_is_not_installed")
+    monkeypatch.setattr(checks, "SOLVER", "a_solver_that_is_not_installed")
     assert "pip install 'posenc-export[prove]'" in checked(path).skipped["positions"]
     assert checked(path).compared < proved
 
@@ -428,7 +427,7 @@ def test_without_the_solver_positions_are_not_called_proved(
 def test_an_artefact_that_declares_nothing_is_not_called_proved(tmp_path: Path) -> None:
     path = written(tmp_path, "rope", "onnx")
     manifest = manifests.read(path).replace(places=None)
-    result = indices.check(path, SimpleNamespace(manifest=manifest))  # type: ignore[arg-type]
+    result = checks.indices(path, SimpleNamespace(manifest=manifest))  # type: ignore[arg-type]
     assert "export again" in result.skipped["positions"] and not result.failures
 
 
@@ -441,7 +440,7 @@ def test_masks_in_bfloat16_are_compared_before_the_cast(variant: str, tmp_path: 
     for change in (lambda graph: None, number("Div", 1, 1)):
         change(graph.graph)
         (tmp_path / "a" / "model.onnx").write_bytes(graph.SerializeToString())
-        result.append(indices.check(tmp_path / "a", SimpleNamespace(manifest=manifest)).failures)  # type: ignore[arg-type]
+        result.append(checks.indices(tmp_path / "a", SimpleNamespace(manifest=manifest)).failures)  # type: ignore[arg-type]
     assert not result[0] and result[1]
 
 
@@ -449,7 +448,7 @@ def test_a_mask_of_a_layer_that_declares_nothing_is_a_failure(tmp_path: Path) ->
     folder = written(tmp_path, "rope", "onnx")
     manifest = manifests.read(folder)
     other = manifest.replace(places=Places())
-    failures = indices.check(folder, SimpleNamespace(manifest=other)).failures  # type: ignore[arg-type]
+    failures = checks.indices(folder, SimpleNamespace(manifest=other)).failures  # type: ignore[arg-type]
     assert any("expected a mask of 0 layers" in failure for failure in failures.values())
 
 

@@ -12,7 +12,7 @@ from posenc_export.export import ReadAs, Sources, export
 from posenc_export.export.read_module import as_model
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact.archive import packed, read_entries
-from posenc_export.runtime.verification import indices
+from posenc_export.runtime.verification import checks
 from posenc_export.runtime.verification.claims import OPEN
 from tests.cases import combinations
 from tests.reading import own_modules
@@ -112,7 +112,7 @@ def changed(path: Path, change: Any) -> Any:
     program = json.loads(entries[name])
     change(program)
     file.write_bytes(packed({**entries, name: json.dumps(program).encode()}))
-    return indices.check(path, model)
+    return checks.indices(path, model)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
