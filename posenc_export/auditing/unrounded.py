@@ -88,7 +88,7 @@ def rounds(graph: Nodes) -> str:
 def unrounded(path: Path) -> Form:
     """Return the float32 form of a graph. Raise NotUnrounded if it is not known."""
     graph = read(ir.load(path), whole=True)
-    if unknown := sorted({node.operator for node in _nodes(graph)} & {*UNKNOWN}):
+    if unknown := sorted({node.operator for node in graph.walk()} & {*UNKNOWN}):
         raise NotUnrounded(f"{', '.join(unknown)} are not read in float32")
     graph = widened(graph, graph.inputs)
     origins = _origins(graph)
@@ -107,19 +107,11 @@ def unrounded(path: Path) -> Form:
     return Form(graph, content, weights, {name: _numbers(graph, name) for name in rounded})
 
 
-def _nodes(graph: Nodes) -> Iterator[Node]:
-    """Yield the nodes of a graph and of all graphs inside them."""
-    for node in graph.nodes:
-        yield node
-        for body in node.bodies:
-            yield from _nodes(body)
-
-
 def _origins(graph: Nodes) -> Origins:
     """Return the formats of rounded constants, and their names. Several codes may stand in a
     byte.
     """
-    nodes = [node for node in _nodes(graph) if "bits" in node.attributes]
+    nodes = [node for node in graph.walk() if "bits" in node.attributes]
     stated = {name: node.attributes["bits"] for node in nodes for name in node.inputs}
     origins: Origins = {}
     for name, value in graph.constants.items():
@@ -319,7 +311,7 @@ def _scale_products(graph: Nodes, origins: Origins) -> None:
 
 
 def _role(graph: Nodes, weight: str) -> str:
-    nodes = [node for node in _nodes(graph) if weight in node.inputs]
+    nodes = [node for node in graph.walk() if weight in node.inputs]
     uses = {(node.operator, node.inputs.index(weight)) for node in nodes}
     if any(operator in PRODUCTS and at < 2 for operator, at in uses):
         return "product"

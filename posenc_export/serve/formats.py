@@ -3,12 +3,13 @@
 import json
 import secrets
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Dict, List, Literal, Optional, Sequence, Union
 
 from pydantic import Field
 
 from posenc_export.runtime.artefact.chat_template import ChatCodec
-from posenc_export.runtime.artefact.tokenizer import Codec
+from posenc_export.runtime.artefact.tokenizer import Codec, spelled
 from posenc_export.serve.completion import Part
 from posenc_export.serve.protocol import (
     FAST,
@@ -69,7 +70,7 @@ class Completions:
 
     def logprobs(self, part: Part) -> Dict[str, Any]:
         """Format the probabilities. Of tokens with equal texts, the likelier is listed."""
-        spelling = self.codec.spelled
+        spelling = partial(spelled, self.codec)
         pairs = [[(spelling(i), max(n, LEAST)) for i, n in t.logprobs] for t in part.tokens]
         tops = [dict(sorted(top, key=lambda pair: pair[1])) for _, *top in pairs]
         return {
@@ -201,8 +202,8 @@ class Chat:
     def _logprob(self, token: int, logarithm: float) -> Dict[str, Any]:
         assert self.codec is not None  # otherwise the request was refused
         codec = self.codec.codec
-        spelled = {"token": codec.spelled(token), "bytes": list(codec.bytes_of(token))}
-        return {**spelled, "logprob": max(logarithm, LEAST)}
+        own = {"token": spelled(codec, token), "bytes": list(codec.bytes_of(token))}
+        return {**own, "logprob": max(logarithm, LEAST)}
 
 
 # The form of a route: prompts of a request, without its sampling; what a choice says in an entry of

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from posenc_export.runtime.artefact.chat_template import ChatCodec
-from posenc_export.runtime.artefact.tokenizer import ByteCodec
+from posenc_export.runtime.artefact.tokenizer import ByteCodec, spelled
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve.batch import log_probabilities
 from posenc_export.serve.requests import Limits
@@ -120,8 +120,8 @@ def test_a_reply_ends_at_the_ids_of_the_model_and_at_stop_strings(
     asked = {**HELLO, "stop_token_ids": [stop], "logprobs": True, "return_token_ids": True}
     whole = Client(port).choice(asked, CHAT)
     assert whole["finish_reason"] == "stop" and whole["token_ids"][-1] == stop
-    spelled = [token["token"] for token in whole["logprobs"]["content"]]
-    assert spelled == [*map(ByteCodec().spelled, whole["token_ids"][:-1])]
+    tokens = [token["token"] for token in whole["logprobs"]["content"]]
+    assert tokens == [spelled(ByteCodec(), token) for token in whole["token_ids"][:-1]]
     text = _expected(model, b"u:Hello\na:", 12)
     choice = Client(port).choice({**HELLO, "stop": [text[4:6]]}, CHAT)
     assert choice["message"]["content"] == text[: text.find(text[4:6])]

@@ -190,12 +190,6 @@ class TokenizerCodec:
             self._bytes[token] = self._bytes_in_vocabulary(token)
         return self._bytes[token]
 
-    def spelled(self, token: int) -> str:
-        """Return the text that any token adds; of parts of characters, as OpenAI's API, bytes:\\xNN
-        for each byte.
-        """
-        return _spelled(self.bytes_of(token))
-
     def _bytes_in_vocabulary(self, token: int) -> bytes:
         before = self._letter
         text = _decoded(self.tokenizer, [*before, token], special=True)
@@ -236,13 +230,6 @@ def _decoded(tokenizer: Any, tokens: Sequence[int], special: bool = False) -> st
         return str(tokenizer.decode(tokens, skip_special_tokens=not special))
 
 
-def _spelled(content: bytes) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
-
-
 class ByteCodec:
     """Codec of models whose token ids are UTF-8 bytes."""
 
@@ -261,14 +248,22 @@ class ByteCodec:
     def bytes_of(self, token: int) -> bytes:
         return bytes([token])
 
-    def spelled(self, token: int) -> str:
-        return _spelled(bytes([token]))
-
     def is_special(self, token: int) -> bool:
         return False
 
 
 Codec = Union[TokenizerCodec, ByteCodec]
+
+
+def spelled(codec: Codec, token: int) -> str:
+    """Return the text that any token adds; of parts of characters, as OpenAI's API, bytes:\\xNN for
+    each byte.
+    """
+    content = codec.bytes_of(token)
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
 
 def codec(folder: Path, manifest: Manifest, most: Optional[int] = None) -> Codec:

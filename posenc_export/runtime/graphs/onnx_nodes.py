@@ -4,7 +4,7 @@ import struct
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, DefaultDict, Dict, List, Tuple
+from typing import Any, Callable, DefaultDict, Dict, Iterator, List, Tuple
 
 import numpy as np
 
@@ -88,6 +88,13 @@ class Nodes:
     outputs: List[str] = field(default_factory=list)  # names
     opsets: Dict[str, int] = field(default_factory=dict)  # by domain; of the outermost graph
     serialised: Dict[str, bytes] = field(default_factory=dict)  # ValueInfoProtos by name
+
+    def walk(self) -> Iterator[Node]:
+        """Yield its nodes, each before those of its subgraphs."""
+        for node in self.nodes:
+            yield node
+            for body in node.bodies:
+                yield from body.walk()
 
 
 def read_nodes(path: Path) -> Nodes:

@@ -121,22 +121,17 @@ class Constants:
 
     def __init__(self, graph: Nodes, folder: Path) -> None:
         self.folder, self.graph = folder, graph
-        self.stored: Dict[str, Constant] = {}  # by name, that of the output of a node Constant
-        self.nodes: List[Node] = []
-        self._collect(graph)
-        self._makers = {name: node for node in self.nodes for name in node.outputs}
-        self._known: Dict[str, Optional[Tuple[np.ndarray, Tuple[str, ...]]]] = {}
-        self._rows = self._gathered_rows()
-
-    def _collect(self, graph: Nodes) -> None:
-        self.stored.update(graph.constants)
-        for node in graph.nodes:
-            self.nodes.append(node)
+        self.stored = {**graph.constants}  # by name, that of the output of a node Constant
+        self.nodes = [*graph.walk()]
+        for node in self.nodes:
             value = node.attributes.get("value")
             if node.operator == "Constant" and isinstance(value, Constant):
                 self.stored[node.outputs[0]] = value
             for body in node.bodies:
-                self._collect(body)
+                self.stored.update(body.constants)
+        self._makers = {name: node for node in self.nodes for name in node.outputs}
+        self._known: Dict[str, Optional[Tuple[np.ndarray, Tuple[str, ...]]]] = {}
+        self._rows = self._gathered_rows()
 
     @property
     def count(self) -> int:

@@ -123,7 +123,7 @@ def test_a_reply_ends_at_the_token_that_the_template_writes_after_one(tmp_path: 
     codec, names = _codec(tmp_path), list(TEMPLATES)
     for name, token in zip(names, ("<|im_end|>", "</s>"), strict=False):
         ends = ChatCodec(codec, TEMPLATES[name], SPECIAL).ends
-        assert [codec.spelled(end) for end in ends] == [token]
+        assert [codec.bytes_of(end) for end in ends] == [token.encode()]
     assert ChatCodec(codec, TEMPLATES[names[3]], SPECIAL, (7,)).ends == (7,)
 
 

@@ -151,7 +151,7 @@ def test_special_tokens_give_no_text_but_have_a_spelling(tmp_path: Path) -> None
     (tmp_path / "tokenizer.json").write_text(_byte_fallback().to_str())
     codec = TokenizerCodec(tmp_path)
     special = codec.encode("<s>", special=False)[-1]
-    assert codec.is_special(special) and codec.spelled(special) == "<s>"
+    assert codec.is_special(special) and codec.bytes_of(special) == b"<s>"
     assert _pieces(codec, codec.encode("a"), [special]) == ["", ""]
 
 
@@ -243,7 +243,7 @@ def test_a_text_that_the_tokenizer_cannot_encode_is_refused_in_one_line(tmp_path
 def test_an_id_that_no_tokenizer_has_is_refused_in_one_line(tmp_path: Path) -> None:
     codec = _saved(_byte_fallback(), tmp_path)
     with pytest.raises(ValueError, match=r"^text: expected token ids .* can decode, got [^\n]*$"):
-        codec.spelled(-1)
+        codec.bytes_of(-1)
 
 
 WORD = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
@@ -269,7 +269,7 @@ def test_a_panic_of_the_tokenizers_library_is_a_refusal_in_one_line(
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"\Atext: expected [^\n]*, got an error [^\n]*\Z"):
         codec = TokenizerCodec(tmp_path)
-        codec.spelled(codec.encode("a")[0])
+        codec.bytes_of(codec.encode("a")[0])
 
 
 SILENT = {"special": 264, "outside the vocabulary": 5000, "no character": 0x80}
