@@ -183,7 +183,7 @@ class Auditor:
             compared = replace(compared, limit=limit)
         own, reply = compared, self._named(self._answer(compared))
         self.cells += compared.audited()
-        (verdict, sentence), cause = self._verdict(reply, self.cells), reply.cause
+        (verdict, sentence), cause = verdict_of(reply, self.cells), reply.cause
         sentence += self.joined
         if (rounding := self.rounding) is not None:
             self.say("audit: running the cells in the graph's own precision")
@@ -193,7 +193,7 @@ class Auditor:
             if verdict == "wrong" and rounding.strange:
                 cause, sentence = "weights", f"wrong: {rounding.strange}"
             elif verdict == "right":
-                (verdict, said), cause = self._verdict(reply, of_own), reply.cause
+                (verdict, said), cause = verdict_of(reply, of_own), reply.cause
                 rounded = f"structure {sentence}; {rounding.words}: {lost}"
                 apart = f"structure right; in its own precision {said}"
                 sentence = rounded if verdict == "right" else apart
@@ -395,21 +395,25 @@ class Auditor:
         allowed = tolerance + ANGLES * self.reference.facts.depth * position
         return np.minimum(allowed, max(LIMIT, tolerance)) / 1.05
 
-    def _verdict(self, reply: Answer, cells: List[AuditedCell]) -> Tuple[str, str]:
-        status = ("right", "wrong", "refused", "not possible")
-        counts = {name: [cell for cell in cells if cell.status == name] for name in status}
-        ran = len(counts["right"]) + len(counts["wrong"])
-        if counts["wrong"]:
-            return "wrong", f"{reply.sentence} ({len(counts['wrong'])} of {ran} cells)"
-        if refused := counts["refused"]:
-            message = refused[0].message.rpartition("Status Message: ")[2]  # of ONNX Runtime
-            said = f"{len(refused)} of {ran + len(refused)}, such as '{refused[0].name}': {message}"
-            right = f"right in {ran} cells" if ran else "could not be compared"
-            return "refused", f"{right}; the graph fails in {said}"
-        more = ""
-        if impossible := counts["not possible"]:
-            reasons = sorted({cell.message for cell in impossible})
-            more = f"; {len(impossible)} cells are not possible: {'; '.join(reasons)}"
-        if not ran:
-            return "refused", f"could not be compared: no cell is possible{more}"
-        return "right", f"right in {ran} cells{more}"
+
+def verdict_of(reply: Answer, cells: List[AuditedCell]) -> Tuple[str, str]:
+    """Return the verdict on cells, and its sentence."""
+    status = ("right", "wrong", "refused", "not possible")
+    counts = {name: [cell for cell in cells if cell.status == name] for name in status}
+    ran = len(counts["right"]) + len(counts["wrong"])
+    if counts["wrong"]:
+        return "wrong", f"{reply.sentence} ({len(counts['wrong'])} of {counted(ran, 'cell')})"
+    if refused := counts["refused"]:
+        message = refused[0].message.rpartition("Status Message: ")[2]  # of ONNX Runtime
+        said = f"{len(refused)} of {ran + len(refused)}, such as '{refused[0].name}': {message}"
+        right = f"right in {counted(ran, 'cell')}" if ran else "could not be compared"
+        return "refused", f"{right}; the graph fails in {said}"
+    more = ""
+    if impossible := counts["not possible"]:
+        reasons = sorted({cell.message for cell in impossible})
+        count = len(impossible)
+        verb = "is" if count == 1 else "are"
+        more = f"; {counted(count, 'cell')} {verb} not possible: {'; '.join(reasons)}"
+    if not ran:
+        return "refused", f"could not be compared: no cell is possible{more}"
+    return "right", f"right in {counted(ran, 'cell')}{more}"

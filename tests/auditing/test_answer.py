@@ -6,7 +6,15 @@ from typing import Any, Dict, Tuple
 import numpy as np
 import pytest
 
-from posenc_export.auditing.answer import COLUMNS, Columns, Observed, answer
+from posenc_export.auditing.answer import (
+    COLUMNS,
+    Answer,
+    AuditedCell,
+    Columns,
+    Observed,
+    answer,
+)
+from posenc_export.auditing.auditor import verdict_of
 
 
 def observed(columns: Columns, limit: float = 1e-5) -> Observed:
@@ -87,3 +95,15 @@ def test_small_errors_are_of_angles_if_they_grow_gradually(cause: str) -> None:
     error = 1e-6 * (1 + seen.columns["index"])
     seen.columns["error"] = np.where(cause == "angles" or error < 1.65e-5, error, 8e-4)
     assert answer(seen, {}).cause == cause
+
+
+def test_a_verdict_on_one_cell_counts_it_in_the_singular() -> None:
+    one, other = AuditedCell("a", "right"), AuditedCell("b", "not possible", message="no cache")
+    said = "right in 1 cell; 1 cell is not possible: no cache"
+    assert verdict_of(Answer("right"), [one, other]) == ("right", said)
+    said = "right in 2 cells; 2 cells are not possible: no cache"
+    assert verdict_of(Answer("right"), [one, other] * 2) == ("right", said)
+    assert verdict_of(Answer("wrong at all tokens"), [AuditedCell("a", "wrong")]) == (
+        "wrong",
+        "wrong at all tokens (1 of 1 cell)",
+    )
