@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 if the graph is wrong or refuses a call."""
     exists = options.reference and Path(options.reference).exists()
     if not exists and ":" not in options.reference:
-        remedy = "give a checkpoint folder or a GGUF file"
+        remedy = "give a checkpoint folder, a GGUF file or package.module:name"
         raise refusal("audit", "a reference that exists", repr(options.reference), remedy)
 
     from posenc_export.auditing import audit, page, repeat
