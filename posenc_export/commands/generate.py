@@ -30,16 +30,17 @@ OPTIONS: Table = {
 
 def run(options: argparse.Namespace) -> int:
     """Print the continuation of a prompt. Returns the exit status 0."""
-    model = loaded(options, options.folder, check_generates)
+    model = reader = loaded(options, options.folder, check_generates)
     session = model.session()
-    prompt = prompt_ids(model.tokenizer, options.prompt)
+    if options.encoder is not None:
+        start_token(session.manifest)
+        reader = loaded(options, options.encoder)
+    prompt = prompt_ids(model.tokenizer, options.prompt, reader.manifest.max_positions)
     shown, beside = "", None
-    if options.encoder is None:
+    if reader is model:
         shown = options.prompt.encode("utf-8", "surrogateescape").decode(errors="replace")
     else:
-        start_token(session.manifest)
-        encoder = loaded(options, options.encoder).session()
-        beside, prompt = encoder.prefill(np.array([prompt])), []
+        beside, prompt = reader.session().prefill(np.array([prompt])), []
     writer = Writer(session, model.tokenizer)
     parts: List[str] = []
     sampling = Sampling(*sampling_of(options), options.max_tokens)

@@ -124,7 +124,8 @@ class Model:
         """Yield the text that `generate` returns in pieces, each of whole characters, as they are
         generated. Arguments and errors as for `generate`.
         """
-        session, ids = self._of_text(), prompt_ids(self.tokenizer, prompt)
+        session, most = self._of_text(), self.manifest.max_positions
+        ids = prompt_ids(self.tokenizer, prompt, most)
         sampling = Sampling(temperature, top_k, top_p, seed, max_tokens)
         return Writer(session, self.tokenizer).write(ids, sampling, speculate)
 
@@ -273,8 +274,10 @@ class Writer:
             self._held = [*prompt, *self.tokens][: int(self.session.length.sum())]
 
 
-def prompt_ids(tokenizer: Codec, prompt: str) -> List[int]:
-    """Return the token ids of a prompt. Raise ValueError for another type, or without a token."""
+def prompt_ids(tokenizer: Codec, prompt: str, most: int) -> List[int]:
+    """Return the token ids of a prompt. Raise ValueError for another type, without a token, or with
+    more than `most` tokens.
+    """
     if not isinstance(prompt, str):
         remedy = "call session().generate for token ids or several rows"
         raise refusal("generate", "a prompt of text", short_repr(prompt), remedy)
@@ -282,6 +285,9 @@ def prompt_ids(tokenizer: Codec, prompt: str) -> List[int]:
     if not ids:
         rule = "a prompt of at least one character"
         raise refusal("generate", rule, "an empty one", "give a text to continue")
+    if len(ids) > most:
+        remedy = "give a shorter one, or export with larger max_positions"
+        raise refusal("generate", f"a prompt of at most {most} tokens", len(ids), remedy)
     return ids
 
 
