@@ -45,6 +45,9 @@ def check_folder(folder: Path, kind: Kind = ARTEFACT) -> None:
     if os.path.ismount(place):
         raise ValueError(f"{where}, got the mount point {folder}; give a subfolder of it")
     _check_outside(folder, where)
+    above = next(parent for parent in place.parents if parent.exists())
+    if not above.is_dir():
+        raise ValueError(f"{where}, got {folder} in {above}, which is a file; choose another name")
     if not place.exists():
         return
     if not place.is_dir():
