@@ -12,6 +12,7 @@ from typing import Any, Dict, Tuple
 from posenc_export.commands.options import Table, check_encoding, nearest_model, option
 from posenc_export.commands.terminal import note
 from posenc_export.models.folder_files import CACHED
+from posenc_export.runtime.artefact.manifest import FILE_NAME
 from posenc_export.shared.foreign import explained
 from posenc_export.shared.preset_folders import NAMES
 from posenc_export.shared.refusal import refusal
@@ -19,6 +20,14 @@ from posenc_export.shared.suggestion import suggestion
 
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
 LONGEST_NAME = 128
+SHOWN = 8  # names of a Python module that a message lists
+GRAPH = "posenc audit compares an exported graph with its model, posenc inspect reads artefacts"
+# What to do with files that hold no model to export, by suffix. {}: the name without it
+FILES = {
+    ".onnx": GRAPH,
+    ".pt2": GRAPH,
+    ".py": "run the command in its folder with {}:NAME, the name of a torch module or function",
+}
 # None if not given: a preset refuses even the default.
 OF_BLOCK: Table = {
     "--encoding": option(
@@ -105,8 +114,14 @@ def _kind_of(model: str) -> str:
     path, known = Path(model), (*NAMES, "block")
     if model in known:
         return PRESET if model in NAMES else BLOCK
+    if (path / FILE_NAME).is_file():
+        remedy = "posenc inspect prints what it holds, export its model instead"
+        raise refusal("export", "a model", f"{model}, which is an artefact already", remedy)
     if path.is_dir() or path.suffix == ".gguf":
         return CHECKPOINT
+    if path.is_file():
+        remedy = FILES.get(path.suffix, "give the folder of a checkpoint")
+        raise refusal("export", "a model", f"the file {model}", remedy.format(path.stem))
     if CALLABLE.match(model) and not path.exists():
         return MODULE
     kinds = "block, a folder with a checkpoint, a GGUF file, package.module:function, or one of"
@@ -213,10 +228,12 @@ def _example(file: Path) -> Any:
     import torch
 
     try:
-        numbers = np.load(file, allow_pickle=False)
+        with file.open("rb") as stream:
+            numbers = np.lib.format.read_array(stream, allow_pickle=False)
     except (OSError, ValueError) as error:
-        rule = "an example in a file of numpy"
-        raise refusal("export", rule, f"{file}: {error}", "write it with numpy.save") from None
+        got = error.strerror if isinstance(error, OSError) else "something else"
+        rule, remedy = f"{file} to be an array in numpy's format .npy", "write it with numpy.save"
+        raise refusal("export", rule, got, remedy) from None
     whole = numbers.dtype.kind in "iu"
     return torch.from_numpy(numbers.astype(np.int64 if whole else np.float32))
 
@@ -239,9 +256,11 @@ def imported(where: str, text: str) -> Any:
         value = value()
     if not isinstance(value, tuple) and (isinstance(value, type) or not callable(value)):
         names = [n for n, v in vars(module).items() if callable(v) and not isinstance(v, type)]
+        some = ", ".join(sorted(n for n in names if not n.startswith("_"))[:SHOWN])
         got, rule = repr(value), f"a model or a function without arguments in {place}"
         got = got if hasattr(module, name) else f"no name {name}"
-        raise refusal(where, rule, got, suggestion(name, names, "give the name of one"))
+        otherwise = f"give the name of one, such as {some}" if some else "write one there"
+        raise refusal(where, rule, got, suggestion(name, names, otherwise))
     return value
 
 

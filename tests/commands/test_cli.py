@@ -140,7 +140,7 @@ def test_a_preset_goes_from_export_to_text(tmp_path: Path, capsys: pytest.Captur
     text = _answer([*generate, "--max-tokens", "24"], capsys)
     assert bytes(text["tokens"]).decode() == text["text"] and len(text["tokens"]) == 24  # type: ignore[index]
     assert main(["generate", folder, "--prompt", "x" * 5000, "--max-tokens", "1"]) == 2
-    assert "expected positions 0 .. 4095" in capsys.readouterr().err
+    assert "a prompt of at most 4096 tokens, got 5000; give a shorter" in capsys.readouterr().err
     assert main(["generate", folder, "--prompt", "x", "--provider", "cuda"]) == 2
     assert "got cuda" in capsys.readouterr().err
 
@@ -228,7 +228,8 @@ def test_a_listing_fits_100_columns(what: List[str], capsys: pytest.CaptureFixtu
 
 MISSPELLED = {
     "list zzzzz": "expected one of encodings, targets, presets or an encoding, got 'zzzzz'; posenc",
-    "export json:zzzzz --target ort -o x": "in json, got no name zzzzz; give the name of one",
+    "export json:zzzzz --target ort -o x": "in json, got no name zzzzz; give the name of one, "
+    "such as detect_encoding, dump, dumps, load, loads",
     "list rope_yarm": "got 'rope_yarm'; did you mean rope_yarn?",
     "plot ropee": "got 'ropee'; did you mean rope?",
     "plot cosin": "got 'cosin'; posenc list shows all names",
@@ -268,6 +269,7 @@ PARSED = {
     "generate tiny-rope --prompt x --max-tokens 0": "--max-tokens: expected a whole number of",
     "chat tiny-rope --context -1": "--context: expected a whole number of at least 1, got '-1'",
     "study rope --length 4": "--length: expected a whole number of at least 8, got '4'",
+    "bench a b --contexts 16 128": "arguments: 128; numbers of an option are joined by commas, as",
     "bench tiny-rope --contexts 16;64": "expected whole numbers with commas between, or none",
 }
 
@@ -290,6 +292,33 @@ def test_a_gguf_file_is_refused_with_the_command_that_exports_it(
     assert main(["verify", str(path)]) == 2
     said = f"export the file first: posenc export {path} --target ort -o ARTEFACT"
     assert said in capsys.readouterr().err
+
+
+# What of a file or folder is no model to export, and the end of the message.
+NO_MODELS = {
+    "theirs.onnx": "got the file theirs.onnx; posenc audit compares an exported graph with its",
+    "own.py": "got the file own.py; run the command in its folder with own:NAME, the name of",
+    "made": "got made, which is an artefact already; posenc inspect prints what it holds",
+}
+
+
+@pytest.mark.parametrize(("model", "said"), NO_MODELS.items())
+def test_a_file_that_is_no_model_is_refused_with_what_it_is_for(
+    model: str, said: str, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "made").mkdir()
+    for name in ("theirs.onnx", "own.py", "made/posenc.json"):
+        (tmp_path / name).write_text("{}")
+    assert main(["export", model, "--target", "ort", "-o", "new"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_output_below_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    file = tmp_path / "file.txt"
+    file.write_text("x")
+    assert main([*BLOCK, "--target", "ort", "-o", str(file / "x")]) == 2
+    assert f"in {file}, which is a file; choose another name" in capsys.readouterr().err
 
 
 def test_a_folder_of_several_artefacts_is_refused_with_their_names(

@@ -531,7 +531,8 @@ def test_the_command_line_takes_an_example(own: str, tmp_path: Path) -> None:
     ("options", "message"),
     [
         ([], "give max_positions=N"),
-        (["--max-positions", "40", "--example", "none.npy"], "an example in a file of numpy"),
+        (["--example", "none.npy"], "none.npy to be an array in numpy's format .npy, got No such"),
+        (["--example", __file__], ".npy, got something else; write it with numpy.save"),
         (["--heads", "4"], "expected options of a module of your own, got --heads"),
     ],
 )
