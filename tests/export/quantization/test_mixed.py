@@ -101,7 +101,7 @@ def test_a_size_that_is_too_small_is_refused_with_the_smallest_one(sample: Sampl
     [
         ({"size": 0.7, "weights": "int4"}, "got 0.7 MB and weights int4; give one of them"),
         ({"size": 0.0}, "expected a size above 0"),
-        ({"size": 0.7}, "with calibration data, got none; pass a text"),
+        ({"size": 0.7}, "with calibration data, got none; give a text"),
     ],
 )
 def test_sizes_that_cannot_be_met_are_refused(
