@@ -86,10 +86,10 @@ class ExpectedNumbers:
         if name.removesuffix(OF_SCALES) in self._scales:
             return _flat_scales(self._scales[name.removesuffix(OF_SCALES)], shape)
         base, _, form = name.rpartition(".")
-        tables = {name: part for name, part in self._levels.items() if part.name == base}
+        tables = {name: part for name, (shared, part) in self._levels.items() if shared == base}
         if tables and form in LEVELS:
             self.seen |= tables.keys() & self.tensors.keys()
-            level: np.ndarray = getattr(next(iter(tables.values())).tables, form)
+            level: np.ndarray = getattr(next(iter(tables.values())).levels, form)
             return level
         if not (form in FORMS or form in PAIRS or form.isdecimal()):
             return None

@@ -1,7 +1,7 @@
 """Numbers that keep float32 in a cast: tables computed in float64, and trained factors."""
 
 from dataclasses import dataclass
-from typing import Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -100,22 +100,15 @@ def wave_tables(
     return Table(cosines, levels), Table(sines, levels, sines=True)
 
 
-class Levels(NamedTuple):
-    """How a graph computes the rows of a table."""
-
-    name: str  # begins the names of the two constants, which cosines and sines share
-    tables: TwoLevels
-    sines: bool  # whether the rows are sines
-
-
-def levels_of(module: torch.nn.Module) -> Dict[str, Levels]:
-    """Return the tables in two levels of a module by the name of the buffer of their rows."""
-    names: Dict[int, str] = {}
-    levels: Dict[str, Levels] = {}
+def levels_of(module: torch.nn.Module) -> Dict[str, Tuple[str, Table]]:
+    """Return the tables in two levels of a module by the name of the buffer of their rows, each
+    with the name that begins those of its two constants, which cosines and sines share.
+    """
+    names: Dict[TwoLevels, str] = {}
+    levels: Dict[str, Tuple[str, Table]] = {}
     for name, part in module.named_modules(remove_duplicate=False):
         if isinstance(part, Table) and part.levels is not None:
-            shared = names.setdefault(id(part.levels), name)
-            levels[f"{name}.rows"] = Levels(shared, part.levels, part.sines)
+            levels[f"{name}.rows"] = names.setdefault(part.levels, name), part
     return levels
 
 

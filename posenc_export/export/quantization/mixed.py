@@ -122,7 +122,7 @@ def _unrounded(model: Model, readers: Mapping[str, List[Use]], size: float) -> i
     numbers = (*model.parameters(), *model.buffers())
     others = [part for part in numbers if id(part) not in rounded_weights | smaller]
     rest = sum(_aligned(part.numel() * part.element_size()) for part in others)
-    levels = {part.name: part.tables for part in tables_of.values()}.values()
+    levels = {part.levels for _, part in tables_of.values() if part.levels}
     rest += sum(_aligned(part.coarse.nbytes) + _aligned(part.fine.nbytes) for part in levels)
     rest += GRAPH * (len(readers) + 1)
     grid = FORMATS[CANDIDATES[0]].projections

@@ -27,16 +27,15 @@ def rows_of_levels(op: Builder, table: ir.Value, positions: ir.Value) -> Optiona
     They are computed in the graph from two small tables (encodings/shared/tables.py), which take a
     43rd of the bytes of a table of 32,768 positions and 128 pairs.
     """
-    levels = op.levels.get(str(table.name))
-    if levels is None:
+    name, stored = op.levels.get(str(table.name), ("", None))
+    if stored is None:
         return None
     coarse, fine = (
-        op.weight(f"{levels.name}.{level}", partial(getattr, levels.tables, level))
-        for level in LEVELS
+        op.weight(f"{name}.{level}", partial(getattr, stored.levels, level)) for level in LEVELS
     )
     cos, sin = op.several(2, "Split", op.Gather(coarse, op.Div(positions, FINE)), axis=-1, **TWO)
     of_fine = op.several(2, "Split", op.Gather(fine, op.Mod(positions, FINE)), axis=-1, **TWO)
-    if levels.sines:
+    if stored.sines:
         wave = op.Add(op.Mul(sin, of_fine[0]), op.Mul(cos, of_fine[1]))
     else:
         wave = op.Sub(op.Mul(cos, of_fine[0]), op.Mul(sin, of_fine[1]))
