@@ -29,7 +29,6 @@ from posenc_export.runtime.session.session import REWIND, Session
 from posenc_export.runtime.verification import grid_inputs
 from posenc_export.runtime.verification.grid_inputs import (
     BESIDE,
-    LongSequence,
     encoder_rows,
     fill_length,
 )
@@ -219,13 +218,6 @@ def against(model: Model) -> str:
     return "its formula in float64"
 
 
-def _read_at_once(model: Model, sequence: LongSequence) -> int:
-    """Return how many tokens of a sequence a causal module reads in float64."""
-    length = sequence.tokens.shape[1]
-    edges = [at for at in edges_of(model).values() if at < length]
-    return min(max([EXACT, *edges]) + BESIDE + 1, length)
-
-
 def oracle_cells(
     model: Model, manifest: Manifest, expected: Expected, say: Progress = silent
 ) -> Dict[str, float]:
@@ -241,7 +233,8 @@ def oracle_cells(
         sequence = expected.long
         length = sequence.tokens.shape[1]
         if manifest.states:  # otherwise each token may see all others
-            length = _read_at_once(model, sequence)
+            edges = [at for at in edges_of(model).values() if at < length]
+            length = min(max([EXACT, *edges]) + BESIDE + 1, length)
         compared, outputs = sequence.within(0, length)
         (encoded,) = encoder_rows(manifest, 1) or (None,)
         exact = exact_pass(model, sequence.tokens[0, :length], 0, encoder=encoded)[compared]

@@ -470,14 +470,10 @@ def _difference(numbers: np.ndarray, wanted: np.ndarray) -> str:
     if numbers.shape != wanted.shape or numbers.dtype != wanted.dtype:
         return f"expected {_described(wanted)}, got {_described(numbers)}"
     places = np.argwhere(numbers != wanted)
-    at = tuple(places[0])
+    at = tuple(map(int, places[0]))
     count = f"{len(places)} of {numbers.size} numbers differ"
-    return f"expected {wanted[at]!r} at {_index(at)}, got {numbers[at]!r}; {count}"
+    return f"expected {wanted[at]!r} at {[*at]}, got {numbers[at]!r}; {count}"
 
 
 def _described(numbers: np.ndarray) -> str:
     return f"{numbers.dtype} {list(numbers.shape)}"
-
-
-def _index(at: Tuple[np.intp, ...]) -> str:
-    return str([int(index) for index in at])

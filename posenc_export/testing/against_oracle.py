@@ -11,6 +11,7 @@ from posenc_export import encodings
 from posenc_export.encodings import Geometry, PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.encodings.shared.functions import FunctionBias, FunctionRotation
+from posenc_export.export.half_precision import PLACES
 from posenc_export.models.randomness import drawn_from
 from posenc_export.shared.numerics import entry_errors, tolerance
 
@@ -18,7 +19,6 @@ from posenc_export.shared.numerics import entry_errors, tolerance
 HEADS, KV_HEADS, HEAD_SIZE, WIDTH = 6, 3, 16, 48
 # Errors below it may be those of angles in float32, 6e-8 of the position, or of tables in float16.
 ROUNDING = 1e-2
-PLACES = (0, 1, 2, 255, 1000)  # positions that are compared, besides the last one
 
 
 Points = Tuple[torch.Tensor, List[Any]]  # coordinates, and those of each token
