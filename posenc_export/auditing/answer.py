@@ -3,7 +3,7 @@ sentence from them: which calls are wrong, from where on, and what that has in c
 """
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import msgspec
@@ -149,23 +149,25 @@ def _tokens(
 class Answer:
     """What the errors of a graph have in common."""
 
-    sentence: str  # which calls are wrong, from where on
+    where: str = "right"  # or which calls are wrong, from where on
     cause: str = ""  # a key of CAUSES, or of a hypothesis; empty if the graph is right
     first: int = -1  # place of the first wrong token among the compared ones; -1 if none is wrong
     features: Tuple[str, ...] = ()  # of the calls that are wrong
+    words: str = ""  # of a hypothesis
 
-    def named(self, cause: str, words: str) -> "Answer":
-        """Return the answer with another cause, in these words."""
-        return replace(self, sentence=f"{self.sentence.partition(': ')[0]}: {words}", cause=cause)
+    @property
+    def sentence(self) -> str:
+        return f"{self.where}: {self.words or CAUSES[self.cause]}" if self.cause else self.where
 
 
 def answer(observed: Observed, edges: Mapping[str, int]) -> Answer:
     """Return what is wrong. edges: of the reference, by name."""
     table, wrong = observed.columns, observed.wrong
     if not wrong.any():
-        return Answer("right")
+        return Answer()
     # What every call has, such as several rows in a graph of two rows, explains nothing.
-    has = {name: flags for name, flags in features_of(table).items() if not flags.all()}
+    has = {name: table[column] > least for name, (column, least, _) in FEATURES.items()}
+    has = {name: flags for name, flags in has.items() if not flags.all()}
     chosen, features = _simplest(has, wrong)
     group = {name: numbers[chosen] for name, numbers in table.items()}
     bad = wrong[chosen]
@@ -185,13 +187,8 @@ def answer(observed: Observed, edges: Mapping[str, int]) -> Answer:
         reach = table["index"] >= table["index"][wrong].min()
         every = {*table["cell"][reach]} == {*table["cell"][wrong]}
         calls, others = "every call" if every else "some calls, the simplest among them", ""
-    sentence = f"wrong {where} in {calls}{others}: {CAUSES[cause]}"
-    return Answer(sentence, cause, int(np.argmax(chosen & wrong)), features)
-
-
-def features_of(table: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
-    """Return which tokens have each of FEATURES."""
-    return {name: table[column] > least for name, (column, least, *_) in FEATURES.items()}
+    first = int(np.argmax(chosen & wrong))
+    return Answer(f"wrong {where} in {calls}{others}", cause, first, features)
 
 
 def _simplest(
@@ -284,13 +281,13 @@ class Audit:
     verdict: str
     sentence: str  # which calls are wrong, and what they have in common
     cause: str  # a key of CAUSES, or a named fault; empty if nothing is wrong
-    cells: Tuple[AuditedCell, ...]  # in the order in which they were measured
-    inputs: Tuple[Dict[str, str], ...]  # table of inputs: "name", "type", "meaning"
+    cells: Sequence[AuditedCell]  # in the order in which they were measured
+    inputs: Sequence[Dict[str, str]]  # table of inputs: "name", "type", "meaning"
     unreached: Mapping[str, str]  # edges of the reference that no cell reached, with the reason
     observed: Observed  # the error of each compared token
     loss: Optional[Loss] = None  # what rounding costs, of a graph whose weights are rounded
     # What is proved of an ONNX graph at every length, refuted, or neither
-    claims: Tuple[Claim, ...] = ()
+    claims: Sequence[Claim] = ()
     # Source that repeats the first wrong token with numpy and the library of the graph, or empty
     program: str = ""
 

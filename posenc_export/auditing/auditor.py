@@ -34,8 +34,8 @@ from posenc_export.auditing.plan import LENGTH, ROWS, case_of, of_call, plan
 from posenc_export.auditing.reference import Exact, open_reference
 from posenc_export.auditing.rounding import Loss, Rounding, accuracy_of, loss, rounding_of
 from posenc_export.auditing.session import TAGS, ForeignSession
-from posenc_export.export import hypotheses
 from posenc_export.export.expected import TRIES, disturbed
+from posenc_export.export.hypotheses import NEAR, Hypothesis, explained
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.verification.checks import SOLVER
 from posenc_export.runtime.verification.proof import Accuracy, check_tolerance
@@ -49,7 +49,7 @@ from posenc_export.shared.tables import counted
 LARGEST = 1 << 30  # numbers of the outputs of one call
 # Allowed error per position: of angles that are computed in float32, as most libraries do.
 ANGLES = 4 * numerics.UNIT_ROUNDOFF["float32"]
-SHIFTS = (1, 2)  # of positions that are tried
+MOST_SHIFT = 2  # of positions that is tried
 # What is shown of the call of a counterexample, in words.
 SHOWN = {"S": "new tokens", "P": "cached tokens", "padding": "padding", "start": "start"}
 STATUS = ("proved", "refuted", "not proved")  # of claims
@@ -181,7 +181,9 @@ class Auditor:
         if 0 < worst < LIMIT and not self.accuracy.fixed:
             limit = np.minimum(compared.limit * self._conditioned(), LIMIT)
             compared = replace(compared, limit=limit)
-        own, reply = compared, self._named(self._answer(compared))
+        own, reply = compared, self._answer(compared)
+        if fault := self._fault(reply):
+            reply = replace(reply, cause=fault.cause, words=fault.words)
         self.cells += compared.audited()
         (verdict, sentence), cause = verdict_of(reply, self.cells), reply.cause
         sentence += self.joined
@@ -199,19 +201,8 @@ class Auditor:
                 sentence = rounded if verdict == "right" else apart
         self.program = self._repeated(own, reply.first)
         claims = self._claims()
-        verdict, sentence, cause = self._with_claims(verdict, sentence, cause, claims)
-        return Audit(
-            verdict,
-            sentence,
-            cause,
-            tuple(self.cells),
-            tuple(self.interface.rows()),
-            unreached,
-            compared,
-            lost,
-            tuple(claims),
-            self.program,
-        )
+        found, rows = self._with_claims(verdict, sentence, cause, claims), self.interface.rows()
+        return Audit(*found, self.cells, rows, unreached, compared, lost, claims, self.program)
 
     def _claims(self) -> List[Claim]:
         """Return what is proved of an ONNX graph at every length, refuted by a call that runs here
@@ -332,44 +323,44 @@ class Auditor:
             factors.append(numerics.SAFETY * change / facts.tolerance)
         return max(factors)
 
-    def _named(self, reply: Answer) -> Answer:
-        """Return the answer with the fault, if the outputs of a full pass show which one it is."""
+    def _fault(self, reply: Answer) -> Optional[Hypothesis]:
+        """Return the fault, if the outputs of a full pass show which one it is."""
         if reply.features == ("row",):
             _, outputs = self._full_pass(self.interface.batch or ROWS, SHORT)
             if np.array_equal(outputs[0], outputs[-1]):
-                return reply.named("copied row", CAUSES["copied row"])
-        if reply.cause and not reply.features and (shift := self._shift()):
-            return reply.named("positions shifted", f"all positions are {shift} too large")
+                return Hypothesis("copied row", CAUSES["copied row"])
         if reply.features and self._counts_slots():
-            return reply.named("positions ignored", CAUSES["positions ignored"])
-        return reply if reply.features or not reply.cause else self._tried(reply)
+            return Hypothesis("positions ignored", CAUSES["positions ignored"])
+        if reply.features or not reply.cause:
+            return None
+        if shift := self._shift():
+            return Hypothesis("positions shifted", f"all positions are {shift} too large")
+        return self._tried()
 
-    def _tried(self, reply: Answer) -> Answer:
-        """Return the answer with a fault by trial, if one explains the outputs of a full pass."""
+    def _tried(self) -> Optional[Hypothesis]:
+        """Return the fault by trial that explains the outputs of a full pass."""
         if not isinstance(self.reference, Exact):
-            return reply
+            return None
         most = min(self.reference.facts.positions, NAMING)
         try:
             tokens, outputs = self._full_pass(self.interface.batch or 1, most)
         except NotPossible:
-            return reply
+            return None
         models, expected = self.reference.faulty(tokens.shape[1]), self.reference.outputs(tokens)
-        tolerance = self.accuracy.tolerance
-        fault = hypotheses.explained(models, expected, tokens, outputs, tolerance)
-        return reply if fault is None else reply.named(fault.cause, fault.words)
+        return explained(models, expected, tokens, outputs, self.accuracy.tolerance)
 
     def _shift(self) -> int:
         """Return by how much all positions are too large, if that explains the outputs of a full
         pass; otherwise 0.
         """
-        facts, most = self.reference.facts, hypotheses.NEAR * self.accuracy.tolerance
+        facts, most = self.reference.facts, NEAR * self.accuracy.tolerance
         with contextlib.suppress(GraphError, NotPossible):
             tokens, outputs = self._full_pass(self.interface.batch or 1, SHORT)
-            for shift in SHIFTS if facts.starts and outputs.shape[1] == tokens.shape[1] else ():
-                if tokens.shape[1] + shift <= facts.positions:
-                    right, other = (self.reference.outputs(tokens, at) for at in (0, shift))
-                    if numerics.worst_error(outputs, other) <= most:
-                        return shift if numerics.worst_error(outputs, right) > most else 0
+            last = min(MOST_SHIFT, facts.positions - tokens.shape[1])
+            if facts.starts and outputs.shape[1] == tokens.shape[1]:
+                for shift in range(last + 1):
+                    if numerics.worst_error(outputs, self.reference.outputs(tokens, shift)) <= most:
+                        return shift
         return 0
 
     def _counts_slots(self) -> bool:

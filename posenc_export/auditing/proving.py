@@ -123,14 +123,13 @@ class ForeignCall:
         """Return an input."""
         B, S, P, T = self.rows, self.columns, self.slots, self.total
         meaning, rank = meaning.split(" ")[0], len(value.axes)
-        by_row = lambda of: ((B,), lambda i: of(i[0]))  # noqa: E731
         known: Mapping[str, Any] = {
             "position_ids": ((B, S), lambda i: choose(self.query(*i) >= 0, self.query(*i), 0)),
             "attention_mask": ((B, T), lambda i: choose(self._is_token(*i), 1, 0)),
             "token_type_ids": ((B, S), lambda i: 0),
             "cache_position": ((S,), lambda i: P + i[0]),
             "past_length": ((), lambda i: P),
-            "last_index": by_row(lambda b: self.end(b) - self.pad(b) - 1),
+            "last_index": ((B,), lambda i: self.end(i[0]) - self.pad(i[0]) - 1),
             "first_position": ((B, 1), lambda i: self.first(i[0])),
             "total_length": ((), lambda i: T),
             "use_cache_branch": ((), lambda i: P > 0),
@@ -142,8 +141,8 @@ class ForeignCall:
             shape = [n if isinstance(n, int) else size for n, size in sizes]
             return Tensor(shape, values_of(value.name))
         sizes, entry = known[meaning]
-        while len(sizes) > rank and len(sizes) > 1:  # one row of all
-            sizes, entry = sizes[1:], _of_row(entry)
+        if rank < len(sizes) == 2:  # one row of all
+            sizes, entry = sizes[1:], lambda i, of=entry: of((0, *i))
         added = rank - len(sizes)
         of_last: Entry = lambda i: entry(i[added:])  # noqa: E731
         whole = value.whole or value.dtype == "bool"
@@ -177,10 +176,6 @@ class ForeignCall:
             "position of the key": self.position(b, t),
         }  # fmt: skip
         return {name: model.eval(n + z3.IntVal(0), True).as_long() for name, n in numbers.items()}
-
-
-def _of_row(entry: Entry) -> Entry:
-    return lambda i: entry((0, *i))
 
 
 def prove(graph: Nodes, interface: Interface, facts: Facts) -> List[Claim]:
@@ -399,10 +394,8 @@ class _Proof:
             expected = _real(first) + _real(second - first) * z3.ToReal(q)
             model = self._visible(*inside, angle != expected)
             if model is not None:
-                step = float(second - first)
-                got = (
-                    (float(_fraction(model.eval(angle, True))) - float(first)) / step if step else 0
-                )
+                turned, step = _fraction(model.eval(angle, True)) - first, second - first
+                got = float(turned / step) if step else 0
                 position = model.eval(q, True)
                 return f"the token at position {position} has the angles of position {got:g}", model
         return "each token has the angles of its position", None
