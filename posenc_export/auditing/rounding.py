@@ -58,18 +58,18 @@ class Carried:
 
     def into(self, model: Any) -> Any:
         """Put the numbers into a model, in place, and return it."""
-        modules, filled = dict(model.named_modules()), dict[str, np.ndarray]()
+        filled: Dict[str, np.ndarray] = {}
         for piece in self.pieces:
-            owner, _, name = piece.slot.rpartition(".")
             if piece.slot not in filled:
-                old = getattr(modules[owner], name).detach().float().numpy()
+                old = model.get_parameter(piece.slot).detach().float().numpy()
                 filled[piece.slot] = _matrix(old).copy()
             filled[piece.slot][piece.first : piece.first + len(piece.numbers)] = piece.numbers
         for slot, numbers in filled.items():
             owner, _, name = slot.rpartition(".")
-            old = getattr(modules[owner], name)
+            old = model.get_parameter(slot)
             new = torch.from_numpy(numbers.reshape(old.shape)).to(old.dtype)
-            setattr(modules[owner], name, torch.nn.Parameter(new, requires_grad=False))
+            changed = torch.nn.Parameter(new, requires_grad=False)
+            setattr(model.get_submodule(owner), name, changed)
         for encoding in encodings_in(model) if hasattr(model, "attentions") else ():
             encoding.prepare()
         return model

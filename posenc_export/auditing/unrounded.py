@@ -221,10 +221,6 @@ def _rewritten(graph: Nodes, whole: Nodes, origins: Origins) -> Iterator[Node]:
         yield onnx_parts.new_node("Identity", [result], node.outputs[:1]) if result else node
 
 
-def _block_product(write: _Writer, x: List[str]) -> str:
-    return write.plus(write("MatMul", x[0], write.weight(*x[1:5])), x[5])
-
-
 def _block_rows(write: _Writer, x: List[str]) -> str:
     table, axis = write.weight(x[0], x[2], x[3]), write.node.attributes.get("gather_axis", 0)
     return write("Gather", table, x[1], axis=axis)
@@ -236,26 +232,14 @@ def _dynamic(write: _Writer, x: List[str]) -> str:
     return x[0]
 
 
-def _integers(write: _Writer, x: List[str]) -> str:
-    return write("MatMul", write.without(x[0], x[2]), write.without(x[1], x[3]))
-
-
 def _integers_to_float(write: _Writer, x: List[str]) -> str:
     left, right = write.scaled(x[0], x[2], x[4]), write.scaled(x[1], x[3], x[5])
     return write.plus(write("MatMul", left, right), x[6])
 
 
-def _dynamic_product(write: _Writer, x: List[str]) -> str:
-    return write.plus(write("MatMul", x[0], write.scaled(*x[1:4])), x[4])
-
-
 def _linear_product(write: _Writer, x: List[str]) -> str:
     product = write("MatMul", write.scaled(*x[:3]), write.scaled(*x[3:6]))
     return write.coded(product, x[6], x[7])
-
-
-def _quantize(write: _Writer, x: List[str]) -> str:
-    return write.coded(*x[:3])
 
 
 def _dequantize(write: _Writer, x: List[str]) -> str:
@@ -267,16 +251,21 @@ def _dequantize(write: _Writer, x: List[str]) -> str:
     return write("Gather", table, source.inputs[1], axis=axis)
 
 
+# By operator: a function of the writer and the inputs that returns the name of the first output.
 Rewriting = Callable[[_Writer, List[str]], str]
 REWRITTEN: Mapping[str, Rewriting] = {
-    "MatMulNBits": _block_product,
+    "MatMulNBits": lambda write, x: write.plus(write("MatMul", x[0], write.weight(*x[1:5])), x[5]),
     "GatherBlockQuantized": _block_rows,
     "DynamicQuantizeLinear": _dynamic,
-    "MatMulInteger": _integers,
+    "MatMulInteger": lambda write, x: write(
+        "MatMul", write.without(x[0], x[2]), write.without(x[1], x[3])
+    ),
     "MatMulIntegerToFloat": _integers_to_float,
-    "DynamicQuantizeMatMul": _dynamic_product,
+    "DynamicQuantizeMatMul": lambda write, x: write.plus(
+        write("MatMul", x[0], write.scaled(*x[1:4])), x[4]
+    ),
     "QLinearMatMul": _linear_product,
-    "QuantizeLinear": _quantize,
+    "QuantizeLinear": lambda write, x: write.coded(*x[:3]),
     "DequantizeLinear": _dequantize,
 }
 

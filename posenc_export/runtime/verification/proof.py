@@ -139,10 +139,9 @@ class Measured:
 
     def named(self, prefix: str) -> "Measured":
         """Return the same figures with a prefix before the name of each cell."""
-        cells = {prefix + name: error for name, error in self.cells.items()}
-        bounds = {prefix + name: bound for name, bound in self.bounds.items()}
-        failures = {prefix + name: message for name, message in self.failures.items()}
-        return replace(self, cells=cells, bounds=bounds, failures=failures)
+        of_cells = {"cells": self.cells, "bounds": self.bounds, "failures": self.failures}
+        prefixed = {k: {prefix + n: v for n, v in part.items()} for k, part in of_cells.items()}
+        return replace(self, **prefixed)
 
     def exceeds(self, tolerance: float) -> bool:
         """Whether a cell exceeds its tolerance: `tolerance`, or its own in `bounds`."""

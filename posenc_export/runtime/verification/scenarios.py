@@ -57,16 +57,9 @@ class Case:
 
     def rows(self, count: int) -> "Case":
         """Return the case of the first `count` rows."""
-        return dataclasses.replace(
-            self,
-            tokens=self.tokens[:count],
-            full=self.full[:count],
-            starts=self.starts[:count],
-            other=self.other[:count],
-            other_full=self.other_full[:count],
-            encoder=self.encoder and self.encoder[:count],
-            readout=None if self.readout is None else self.readout[:count],
-        )
+        by_row = {name: part for name, part in vars(self).items() if name != "fork_at"}
+        first = {name: part[:count] for name, part in by_row.items() if part is not None}
+        return dataclasses.replace(self, **first)
 
     def beginning(self, first: int = 0, end: Optional[int] = None) -> Dict[str, Any]:
         """Return the keyword arguments of the first call on the rows first .. end - 1."""
