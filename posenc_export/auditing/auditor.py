@@ -23,13 +23,7 @@ from posenc_export.auditing.answer import (
 from posenc_export.auditing.confined import SECONDS
 from posenc_export.auditing.facts import Claim, Reference
 from posenc_export.auditing.graph import COUNTS_ROWS
-from posenc_export.auditing.inputs import (
-    Interface,
-    NotPossible,
-    NotUnrounded,
-    given,
-    interface_of,
-)
+from posenc_export.auditing.inputs import Interface, NotPossible, NotUnrounded, given, interface_of
 from posenc_export.auditing.plan import LENGTH, ROWS, case_of, of_call, plan
 from posenc_export.auditing.reference import Exact, open_reference
 from posenc_export.auditing.rounding import Loss, Rounding, accuracy_of, loss, rounding_of

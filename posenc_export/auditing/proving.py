@@ -75,8 +75,7 @@ class ForeignCall:
         P, T, padding = self.slots, self.total, interface.padding
         before = padding == "left" and (facts.causal or "position_ids" in interface.inputs)
         self.pad = self.solver.function(
-            "pad",
-            lambda n, b: z3.And(n >= 0, n < T, z3.Or(P == 0, n < P)) if before else n == 0,
+            "pad", lambda n, b: z3.And(n >= 0, n < T, z3.Or(P == 0, n < P)) if before else n == 0
         )
         self.end = self.solver.function(
             "end",

@@ -29,10 +29,7 @@ INTEGERS = "MatMulIntegerToFloat"  # exact sums of products of unsigned with sig
 EXACT = ("session.x64quantprecision", "1")  # products of unsigned bytes, which take longer
 SINCE = "1.30"  # version of ONNX Runtime; with EXACT, earlier ones abort the process
 SIZE, TOKENS = 64, (1, 4)  # of the products that are tried; one token has kernels of its own
-PROVIDERS = {
-    "cpu": ("CPUExecutionProvider", {}),
-    "cuda": (cuda.NAME, cuda.OPTIONS),
-}
+PROVIDERS = {"cpu": ("CPUExecutionProvider", {}), "cuda": (cuda.NAME, cuda.OPTIONS)}
 
 
 def choose_provider(name: str, manifest: Manifest) -> str:

@@ -110,13 +110,7 @@ class Claims:
         OSError: constants cannot be read.
     """
 
-    def __init__(
-        self,
-        part: IntegerPart,
-        call: AnyCall,
-        folder: Path,
-        findings: Findings,
-    ) -> None:
+    def __init__(self, part: IntegerPart, call: AnyCall, folder: Path, findings: Findings) -> None:
         self.part, self.call, self.manifest, self.folder = part, call, call.manifest, folder
         self.findings, self.solver = findings, call.solver
         self.places, self.causal = self.manifest.places or Places(), described.causal(self.manifest)

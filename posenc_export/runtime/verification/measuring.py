@@ -66,10 +66,7 @@ def long_cells(manifest: Manifest, sequence: LongSequence) -> List[Cell]:
 
 
 def outputs_by(
-    session: Session,
-    manifest: Manifest,
-    edges: Mapping[str, int],
-    advance: Callable[[int], None],
+    session: Session, manifest: Manifest, edges: Mapping[str, int], advance: Callable[[int], None]
 ) -> Optional[LongSequence]:
     """Return the long sequence with the outputs of a session, which may compute in another dtype
     than the artefact; None for a bidirectional model without an edge that it reaches. edges:
