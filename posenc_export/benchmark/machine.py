@@ -14,8 +14,8 @@ from posenc_export.benchmark.results import Limits, Machine, WorkingSet
 from posenc_export.benchmark.workers import Worker
 from posenc_export.runtime.artefact.machine import processor
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.records import BYTES
 
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 # Bytes per weight, with its share of a float32 scale
 FORMAT_BYTES = {"int8": 1.0, "int8-32": 1 + 4 / 32, "int4": 0.5 + 4 / 32, "int4-128": 0.5 + 4 / 128}
 FORMAT_BYTES["keep"] = FORMAT_BYTES["int4"]
@@ -50,13 +50,11 @@ def _busy_seconds() -> float:
 
 def step_bytes(manifest: Manifest, context: int, batch: int = 1) -> int:
     """Return the bytes a decode step must read: weights once, the valid cache of each row."""
-    of_weight: float = ITEM_BYTES[manifest.dtype]
+    of_weight: float = BYTES[manifest.dtype]
     if manifest.weights is not None:  # each weight may have a format of its own
         names = manifest.formats.values() or (manifest.weights.format,)
         of_weight = min(FORMAT_BYTES[name] for name in names)
-    caches = [state for state in manifest.states if not state.replaced and len(state.axes) == 4]
-    slot = sum(int(s.axes[1]) * int(s.axes[3]) * ITEM_BYTES[s.dtype] for s in caches)
-    return round(of_weight * manifest.step_weights) + batch * context * slot
+    return round(of_weight * manifest.step_weights) + batch * context * manifest.slot_bytes
 
 
 def described(threads: int) -> Machine:

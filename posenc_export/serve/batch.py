@@ -13,7 +13,7 @@ from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.prefixes import BLOCK, Prefixes, can_share
 from posenc_export.runtime.session.session import Session
-from posenc_export.serve.memory import bytes_per_slot, longest_row, most_needed
+from posenc_export.serve.memory import longest_row, most_needed
 from posenc_export.serve.requests import FAILED, LENGTH, STOP, Limits, Request, Token, most_tokens
 from posenc_export.shared.refusal import refusal
 
@@ -86,7 +86,7 @@ class Batch:
         self.session = Session(model.graph, rows, limits.context, 1)
         blocks = 0
         if can_share(model.manifest):
-            blocks = limits.prefix_memory // (bytes_per_slot(model.manifest) * BLOCK)
+            blocks = limits.prefix_memory // (model.manifest.slot_bytes * BLOCK)
         self.prefixes = Prefixes(model.graph, blocks) if blocks else None
         self.probe(1)
         most = longest_row(self.session, limits.memory, limits.context, limits.chunk)

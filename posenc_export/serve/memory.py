@@ -1,14 +1,10 @@
 """Memory for caches: what the machine has, and what rows need."""
 
 import bisect
-import math
 import sys
 from pathlib import Path
 from typing import Optional
 
-import numpy as np
-
-from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.session import Session
 from posenc_export.shared.refusal import refusal
 
@@ -40,14 +36,6 @@ def longest_row(session: Session, memory: int, context: int, chunk: int) -> int:
     """Return the most tokens, at most `context`, of which a single row fits into the memory."""
     tokens = range(1, context + 1)
     return bisect.bisect_right(tokens, memory, key=lambda n: most_needed(session, 1, n, chunk))
-
-
-def bytes_per_slot(manifest: Manifest) -> int:
-    """Return the bytes of the caches of one row for one token."""
-    cached = [state for state in manifest.states if not state.replaced]
-    sizes = [math.prod(axis for axis in state.axes if isinstance(axis, int)) for state in cached]
-    elements = [np.dtype(state.dtype).itemsize for state in cached]
-    return sum(size * bytes for size, bytes in zip(sizes, elements, strict=True))
 
 
 def available_memory() -> Optional[int]:

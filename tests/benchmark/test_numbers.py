@@ -41,17 +41,16 @@ def test_weights_read_per_step_are_the_models_parameters(name):
 
 def test_cache_bytes_are_proportional_to_context_and_item_size():
     model = seeded(MODELS["swiglu"])
-    token = 2 * 3 * 2 * 8  # keys and values, layers, kv heads, head size
+    token = 2 * 3 * 2 * 8  # keys and values, layers, kv heads, head size; 8: its position
     for size, dtype in ((4, torch.float32), (2, torch.float16)):
         manifest = eager(model.to(dtype))[1]
-        assert step_bytes(manifest, 11) - step_bytes(manifest, 10) == size * token
+        assert step_bytes(manifest, 11) - step_bytes(manifest, 10) == size * token + 8
 
 
 def test_weights_are_read_once_for_all_rows_of_a_batch():
     manifest = eager(seeded(MODELS["swiglu"]))[1]
-    assert (
-        step_bytes(manifest, 10, batch=3) - step_bytes(manifest, 10) == 2 * 10 * 4 * 2 * 3 * 2 * 8
-    )
+    token = 4 * 2 * 3 * 2 * 8 + 8
+    assert step_bytes(manifest, 10, batch=3) - step_bytes(manifest, 10) == 2 * 10 * token
 
 
 def test_weights_of_several_formats_take_at_least_the_bytes_of_the_smallest():

@@ -10,13 +10,7 @@ import pytest
 from posenc_export.runtime.session.caches import FIRST
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve.batch import Batch
-from posenc_export.serve.memory import (
-    available_memory,
-    bytes_per_slot,
-    longest_row,
-    most_needed,
-    rows_memory,
-)
+from posenc_export.serve.memory import available_memory, longest_row, most_needed, rows_memory
 from posenc_export.serve.requests import Limits, Request
 from tests.serve.models import alone, artefact, opened, prompts
 from tests.serve.test_engine import Gathered
@@ -37,7 +31,7 @@ def limits(model: Model, rows: int, tokens: int) -> Limits:
 
 
 def test_the_memory_of_a_session_is_that_of_its_tokens(model: Model) -> None:
-    session, slot = model.session(), bytes_per_slot(model.manifest)
+    session, slot = model.session(), model.manifest.slot_bytes
     assert session.memory == 0
     session.admit([list(TEXT)])
     assert session.memory == 3 * slot
@@ -52,7 +46,7 @@ def test_the_memory_of_a_session_is_that_of_its_tokens(model: Model) -> None:
 
 def test_caches_that_are_not_lazy_have_memory_for_all_rows_and_the_longest_of_them() -> None:
     model = opened(artefact("onnx-static"))
-    session, slot = model.session(), bytes_per_slot(model.manifest)
+    session, slot = model.session(), model.manifest.slot_bytes
     bucket = model.manifest.capacity_bucket
     session.admit([list(TEXT)])
     assert session.memory == slot * bucket == session.memory_of(1, 3)
@@ -70,9 +64,9 @@ def test_a_row_that_grows_is_not_moved_and_its_memory_can_be_given_back(model: M
     assert [buffer.address for buffer in session._state.caches.buffers] == places
     session.retire(0)
     content = session._state.caches.buffers[0].array
-    assert content[1, :, 300].any() and session.memory >= 2 * 600 * bytes_per_slot(model.manifest)
+    assert content[1, :, 300].any() and session.memory >= 2 * 600 * model.manifest.slot_bytes
     session.trim()
-    assert session.memory == 601 * bytes_per_slot(model.manifest)
+    assert session.memory == 601 * model.manifest.slot_bytes
     assert not content[1, :, 300].any()
     whole = model.session().prefill([[*text, 97, 98]])[0, -1]
     assert np.allclose(session.step(np.array([98]))[0], whole, atol=1e-4)

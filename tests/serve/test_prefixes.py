@@ -11,7 +11,6 @@ import pytest
 from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.prefixes import BLOCK
-from posenc_export.serve.memory import bytes_per_slot
 from posenc_export.serve.requests import Limits, Request
 from tests.serve.models import alone, artefact, opened, prompts, slow  # noqa: F401
 from tests.serve.test_engine import Gathered
@@ -28,7 +27,7 @@ def models() -> Dict[str, Model]:
 
 
 def _limits(model: Model, blocks: int) -> Limits:
-    memory = blocks * BLOCK * bytes_per_slot(model.manifest)
+    memory = blocks * BLOCK * model.manifest.slot_bytes
     return Limits(rows=5, queue=64, context=300, chunk=48, prefix_memory=memory)
 
 

@@ -30,7 +30,6 @@ import numpy as np
 
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.session.prefixes import BLOCK
-from posenc_export.serve.memory import bytes_per_slot
 from posenc_export.serve.requests import Request
 from tests.serve.models import alone, artefact, opened, prompts
 
@@ -238,7 +237,7 @@ def measured(folder: Path, load: Load) -> Dict[str, Any]:
         found, recovered = asyncio.run(loaded(port, load, given))
         seconds, after, said = time.perf_counter() - since, resident(process), errors.read_text()
         shared = prefix_metrics(port)
-        room = PREFIX_MEMORY * 10**6 // (bytes_per_slot(manifests.read(folder)) * BLOCK) * BLOCK
+        room = PREFIX_MEMORY * 10**6 // (manifests.read(folder).slot_bytes * BLOCK) * BLOCK
         running = process.poll() is None
     wrong = [f"{found[kind]} {kind}" for kind in ("wrong", "missing") if found[kind]]
     wrong += [f"memory grew by {after - before} bytes"] if after - before > LIMIT else []

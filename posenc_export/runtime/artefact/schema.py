@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from typing import Annotated, Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import msgspec
@@ -296,6 +297,13 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     def stores_positions(self) -> bool:
         """Whether the first state holds the positions of cached tokens."""
         return bool(self.states) and self.states[0].holds_positions
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the caches of one row for one token."""
+        cached = [state for state in self.states if not state.replaced]
+        sizes = [math.prod(axis for axis in s.axes if isinstance(axis, int)) for s in cached]
+        return sum(n * records.BYTES[s.dtype] for n, s in zip(sizes, cached, strict=True))
 
     @property
     def passed_dtype(self) -> str:

@@ -71,11 +71,6 @@ class Buffer:
         """Bytes of the content."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    @staticmethod
-    def element_bytes(dtype: str) -> int:
-        """Return the bytes of a number of a dtype."""
-        return np.dtype(ELEMENTS.get(dtype, (dtype, 0))[0]).itemsize
-
     def read(self) -> np.ndarray:
         """Return the content: a view of host memory, or a copy of device memory."""
         if self.device == "cpu":

@@ -10,9 +10,9 @@ from typing import Any, Callable, Generator, List, NoReturn, Optional, Self, Seq
 
 import numpy as np
 
+from posenc_export.runtime.artefact.records import BYTES
 from posenc_export.runtime.session import arguments, generation, runner
 from posenc_export.runtime.session.arguments import Inputs, Numbers, RowTokens
-from posenc_export.runtime.session.buffers import Buffer
 from posenc_export.runtime.session.caches import FIRST, Caches, Graph
 from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.generation import Speculate
@@ -322,10 +322,9 @@ class Session:
             count, extent, fits = rows, tokens + FIRST, rows <= max(caches.rows, caches.fewest_rows)
         elif fits:
             return now
-        shapes = [
-            (caches.shape(state, count, extent), state.dtype) for state in self.manifest.states
-        ]
-        needed = sum(math.prod(shape) * Buffer.element_bytes(dtype) for shape, dtype in shapes)
+        states = self.manifest.states
+        numbers = [math.prod(caches.shape(state, count, extent)) for state in states]
+        needed = sum(n * BYTES[state.dtype] for n, state in zip(numbers, states, strict=True))
         return max(needed, now) if fits else needed + max(now, needed // 2)
 
     @property
