@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import time
-from typing import Any, Iterator, List
+from typing import Any, Iterator
 
 from posenc_export.commands.loading import loaded, model_of
 from posenc_export.commands.options import (
@@ -76,18 +76,30 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _answer(options: argparse.Namespace, chat: Any, line: str, talking: bool) -> None:
-    """Print the reply to a message. What cannot be answered ends the program only in a pipe."""
+    """Print the reply to a message. What cannot be answered ends the program only in a pipe, and
+    what is printed before an interrupt stays a reply.
+    """
+    reply, begin = chat.reply(line, options.max_tokens, *sampling_of(options)), time.monotonic()
+    pieces, seconds = [], []
     try:
-        seconds = _print_reply(options, chat, line)
+        for piece in reply:
+            pieces.append(piece)
+            seconds.append(time.monotonic() - begin)
+            if not options.json:
+                print_text(piece)
+    except KeyboardInterrupt:
+        reply.close()
     except ValueError as error:
         if not talking:
             raise
         refuse(options.say, str(error))
         return
+    said = {"text": "".join(pieces), "tokens": chat.tokens}
+    print(json.dumps(said) if options.json else "", flush=True)
     if talking and len(seconds) > 1:
         rate = (len(chat.tokens) - 1) / (seconds[-1] - seconds[0])
-        said = f"[{len(chat.tokens)} tokens, the first after {seconds[0]:.1f} s, then {rate:.1f}/s]"
-        print(said, file=sys.stderr)
+        shown = f"{len(chat.tokens)} tokens, the first after {seconds[0]:.1f} s, then {rate:.1f}/s"
+        print(f"[{shown}]", file=sys.stderr)
 
 
 def _lines(prompt: str) -> Iterator[str]:
@@ -114,22 +126,3 @@ def _lines(prompt: str) -> Iterator[str]:
         interrupted = False
         if line:
             yield line
-
-
-def _print_reply(options: argparse.Namespace, chat: Any, line: str) -> List[float]:
-    """Print the reply to a message. What is printed before an interrupt stays a reply. Return the
-    seconds from the call to each piece.
-    """
-    reply, begin = chat.reply(line, options.max_tokens, *sampling_of(options)), time.monotonic()
-    pieces, seconds = [], []
-    try:
-        for piece in reply:
-            pieces.append(piece)
-            seconds.append(time.monotonic() - begin)
-            if not options.json:
-                print_text(piece)
-    except KeyboardInterrupt:
-        reply.close()
-    said = {"text": "".join(pieces), "tokens": chat.tokens}
-    print(json.dumps(said) if options.json else "", flush=True)
-    return seconds
