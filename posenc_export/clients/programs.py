@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Dict, List, Tuple
 
-from posenc_export.runtime.artefact.graph_inputs import INPUTS, B, M, P, W
+from posenc_export.runtime.artefact.graph_inputs import INPUTS, new_row
 from posenc_export.runtime.artefact.manifest import Axis, Manifest, State
 from posenc_export.runtime.artefact.rules import WEIGHTS, graph_file
 from posenc_export.runtime.artefact.summary import summary
@@ -169,19 +169,16 @@ def _no_start(names: List[str]) -> str:
 def _states(manifest: Manifest, language: str) -> Dict[str, Any]:
     """Return the states, each alone and in groups of those that differ only in layer and part."""
     states = manifest.states
-    past = "CAPACITY" if language == "libtorch" else "0"
+    past = "CAPACITY" if language == "libtorch" else 0
     return {
-        "states": [
-            {"past": state.past, "present": state.present, **_layout(state, past)}
-            for state in states
-        ],
+        "states": new_row(states, "CAPACITY", past),
         "groups": [
             {
                 "layers": group.layers,
                 "ordered": group.layers == tuple(range(len(group.layers))),
                 "parts": group.parts,
                 "quoted": [f'"{part}"' for part in group.parts],
-                **_layout(group.example, "0"),
+                **new_row([group.example], "CAPACITY")[0],
             }
             for group in groups(manifest)
         ],
@@ -190,10 +187,3 @@ def _states(manifest: Manifest, language: str) -> Dict[str, Any]:
         # A state that a module takes by itself, before the list of the others.
         "has_past_positions": manifest.stores_positions,
     }
-
-
-def _layout(state: State, past: str) -> Dict[str, Any]:
-    """Return dtype, sizes for one row without tokens, and initial value. past: the size P."""
-    sizes = {B: "1", P: past, M: "CAPACITY", W: "CAPACITY"}
-    shape = [sizes.get(str(axis), str(axis)) for axis in state.axes]
-    return {"dtype": state.dtype, "shape": shape, "fill": state.fill}

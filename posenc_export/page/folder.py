@@ -11,6 +11,7 @@ from posenc_export.page import graph
 from posenc_export.runtime.artefact import certificate as certificates
 from posenc_export.runtime.artefact import chat_template, destinations, files, publish, tokenizer
 from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.graph_inputs import new_row
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.shared.refusal import refusal
@@ -110,7 +111,7 @@ def _fill(page: Path, folder: Path, manifest: Manifest, web: Path) -> None:
 
 def _byte_part(page: Path, folder: Path, manifest: Manifest) -> Dict[str, Any]:
     layers = graph.with_attention(folder / "model.onnx", page / "model.onnx")
-    states = graph.states_of(manifest, min(manifest.max_positions, CONTEXT))
+    states = new_row(manifest.states, min(manifest.max_positions, CONTEXT))
     ids = list(graph.PROMPT[: manifest.max_positions])
     graph.check_calls(folder, page / "model.onnx", manifest, states, ids)
     distances = min(DISTANCES, manifest.max_positions)
@@ -141,7 +142,7 @@ def _whole_part(
     shutil.copyfile(folder / "model.onnx", page / "model.onnx")
     # GroupQueryAttention takes caches without free slots; a page copies less of them then.
     fused = graph.fuses_all_caches(folder / "model.onnx", manifest)
-    states = graph.states_of(manifest, 0 if fused else min(manifest.max_positions, CONTEXT))
+    states = new_row(manifest.states, 0 if fused else min(manifest.max_positions, CONTEXT))
     ids = texts["samples"][0]["ids"]
     graph.check_calls(folder, page / "model.onnx", manifest, states, ids)
     return {"states": states, "attention": [], **texts}

@@ -10,7 +10,7 @@ import numpy as np
 from posenc_export import runtime
 from posenc_export.runtime.artefact import graph_inputs
 from posenc_export.runtime.artefact.files import utf8
-from posenc_export.runtime.artefact.graph_inputs import B, M, P, PaddedTokens
+from posenc_export.runtime.artefact.graph_inputs import PaddedTokens
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import onnx_nodes
 from posenc_export.runtime.graphs.onnx_parts import serialised, with_attribute
@@ -99,21 +99,6 @@ def _opened(path: Path, manifest: Manifest) -> Any:
     options.intra_op_num_threads = 1
     ort_options.keep_exact(options, manifest.operators)
     return onnxruntime.InferenceSession(utf8(path), options, providers=["CPUExecutionProvider"])
-
-
-def states_of(manifest: Manifest, capacity: int) -> List[Dict[str, Any]]:
-    """Return names and initial values of the states of a row, as in page.json."""
-    sizes: Dict[Any, Any] = {B: 1, P: 0, M: capacity}
-    return [
-        {
-            "past": state.past,
-            "present": state.present,
-            "dtype": state.dtype,
-            "shape": [sizes.get(axis, axis) for axis in state.axes],
-            "fill": state.fill,
-        }
-        for state in manifest.states
-    ]
 
 
 def empty(states: List[Dict[str, Any]]) -> Dict[str, np.ndarray]:

@@ -31,6 +31,7 @@ from posenc_export.page.graph import PROMPT
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.destinations import check_folder
+from posenc_export.runtime.artefact.graph_inputs import new_row
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared.numerics import worst_error
 from tests.pages_of_modules import COUNT, PAGES, PROMPT, sources
@@ -44,7 +45,7 @@ TEXT = "class Reader:\n    def __init__(self, path):\n        self."
 
 def _feeds(manifest: Manifest) -> Dict[str, Any]:
     """Return the inputs of a call that feeds PROMPT as one row."""
-    states = graph.states_of(manifest, len(PROMPT))
+    states = new_row(manifest.states, len(PROMPT))
     return {**graph.inputs(manifest, list(PROMPT), 0), **graph.empty(states)}
 
 

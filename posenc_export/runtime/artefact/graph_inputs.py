@@ -3,12 +3,12 @@
 import re
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from posenc_export.runtime.artefact.records import Axis
-from posenc_export.runtime.artefact.schema import Manifest, Value
+from posenc_export.runtime.artefact.schema import Manifest, State, Value
 
 B, S, P, M = "batch_size", "sequence_length", "past_sequence_length", "capacity"
 W = "window_capacity"  # slots of caches of windows, if other states have M slots in a graph
@@ -215,6 +215,23 @@ def fill(manifest: Manifest, tokens: PaddedTokens) -> Dict[str, np.ndarray]:
     for value in manifest.inputs[1:]:
         filled[value.name] = AFTER_TOKENS[value.name].fill(tokens)  # type: ignore[misc]
     return filled
+
+
+def new_row(states: Sequence[State], capacity: Any, past: Any = 0) -> List[Dict[str, Any]]:
+    """Return names, dtype, shape and initial value of the states of a row without tokens, as in
+    page.json and in programs. capacity, past: sizes M and P, or their names.
+    """
+    sizes = {B: 1, P: past, M: capacity, W: capacity}
+    return [
+        {
+            "past": state.past,
+            "present": state.present,
+            "dtype": state.dtype,
+            "shape": [sizes.get(str(axis), axis) for axis in state.axes],
+            "fill": state.fill,
+        }
+        for state in states
+    ]
 
 
 def meanings_of(manifest: Manifest) -> Dict[str, str]:
