@@ -93,29 +93,30 @@ def _fill(page: Path, folder: Path, manifest: Manifest, web: Path) -> None:
     for name in WEB:
         shutil.copyfile(web / "dist" / name, page / "onnxruntime-web" / name)
     shutil.copyfile(folder / "model.onnx.data", page / "model.onnx.data")
-    source = manifest.source
-    name = str(source.get("preset", source.get("checkpoint", folder.resolve().name)))
+    origin = manifest.source
+    name = str(origin.get("preset", origin.get("checkpoint", folder.resolve().name)))
     data = _page_data(name, manifest)
     data["onnxruntime_web"] = json.loads((web / "package.json").read_bytes())["version"]
+    source, made = folder / "model.onnx", page / "model.onnx"
+    slots = min(manifest.max_positions, CONTEXT)
     if reads_bytes:
-        data, assets = data | _byte_part(page, folder, manifest), BYTE_PAGE
+        assets, ids = BYTE_PAGE, list(graph.PROMPT[: manifest.max_positions])
+        data["attention"] = graph.with_attention(source, made)
+        data["distances"] = min(DISTANCES, manifest.max_positions)
     else:
         assets = TEXT_PAGE if has_tokenizer else IDS_PAGE
-        data |= _whole_part(page, folder, manifest, _texts(page, folder, manifest, web))
+        data |= {"attention": [], **_texts(page, folder, manifest, web)}
+        ids = data["samples"][0]["ids"]
+        shutil.copyfile(source, made)
+        # GroupQueryAttention takes caches without free slots; a page copies less of them then.
+        slots = 0 if graph.fuses_all_caches(made, manifest) else slots
+    data["states"] = new_row(manifest.states, slots)
+    graph.check_calls(folder, made, manifest, data["states"], ids)
     for name, asset in assets.items():
         (page / name).write_bytes(_asset(asset))
-    written = [path.relative_to(page).as_posix() for path in page.rglob("*") if path.is_file()]
-    listing = json.dumps({**data, "files": sorted(written)}, indent=1) + "\n"
+    listed = [path.relative_to(page).as_posix() for path in page.rglob("*") if path.is_file()]
+    listing = json.dumps({**data, "files": sorted(listed)}, indent=1) + "\n"
     (page / destinations.PAGE.listing).write_text(listing, encoding="utf-8")
-
-
-def _byte_part(page: Path, folder: Path, manifest: Manifest) -> Dict[str, Any]:
-    layers = graph.with_attention(folder / "model.onnx", page / "model.onnx")
-    states = new_row(manifest.states, min(manifest.max_positions, CONTEXT))
-    ids = list(graph.PROMPT[: manifest.max_positions])
-    graph.check_calls(folder, page / "model.onnx", manifest, states, ids)
-    distances = min(DISTANCES, manifest.max_positions)
-    return {"states": states, "attention": layers, "distances": distances}
 
 
 def _texts(page: Path, folder: Path, manifest: Manifest, web: Path) -> Dict[str, Any]:
@@ -133,19 +134,6 @@ def _texts(page: Path, folder: Path, manifest: Manifest, web: Path) -> Dict[str,
             raise refusal("page", rule, "none", f"npm install {package}")
         shutil.copyfile(web.parent / path, page / "text" / name)
     return text_data(folder, manifest)
-
-
-def _whole_part(
-    page: Path, folder: Path, manifest: Manifest, texts: Dict[str, Any]
-) -> Dict[str, Any]:
-    """Copy the graph as it is. Return its part of page.json, with that about text."""
-    shutil.copyfile(folder / "model.onnx", page / "model.onnx")
-    # GroupQueryAttention takes caches without free slots; a page copies less of them then.
-    fused = graph.fuses_all_caches(folder / "model.onnx", manifest)
-    states = new_row(manifest.states, 0 if fused else min(manifest.max_positions, CONTEXT))
-    ids = texts["samples"][0]["ids"]
-    graph.check_calls(folder, page / "model.onnx", manifest, states, ids)
-    return {"states": states, "attention": [], **texts}
 
 
 def check(manifest: Manifest) -> None:
