@@ -111,37 +111,30 @@ def run(options: argparse.Namespace) -> int:
     for target in options.target:
         check_name("export: expected target", target, TARGETS)
     kind, chosen = arguments_of(options)  # before torch is imported, which takes seconds
-    from posenc_export.export import Sources, VerificationError, check_export, export_all, folders
+    from posenc_export import export
 
     targets = list(dict.fromkeys(options.target))
-    settings = _settings(options)
-    check_export(targets, options.output, settings)
-    options.say(Step(f"reading {options.model}"))
-    sources = Sources(model_of(kind, options.model, chosen), owned=True)
-    failed: Dict[str, Exception] = {}
-    tolerated = None if options.all_or_none or len(targets) == 1 else failed
-    try:
-        manifests = export_all(sources, targets, options.output, settings, tolerated)
-    except VerificationError as error:
-        refuse(options.say, str(error))
-        return FAILED_CHECK
-    options.say.close()
-    places = dict(zip(targets, folders(targets, options.output), strict=True))
-    _print(options, {places[manifest.target]: manifest for manifest in manifests})
-    for target, reason in failed.items():
-        refuse(options.say, f"target {target} failed: {reason}")
-    return FAILED_CHECK if failed else 0
-
-
-def _settings(options: argparse.Namespace) -> Any:
-    """Return the ExportOptions."""
-    from posenc_export.export import ExportOptions
-
-    return ExportOptions(
+    settings = export.ExportOptions(
         verify=False if options.no_verify else options.verify == "whole" or "quick",
         progress=options.say,
         **{name: getattr(options, name) for name in SETTINGS},
     )
+    export.check_export(targets, options.output, settings)
+    options.say(Step(f"reading {options.model}"))
+    sources = export.Sources(model_of(kind, options.model, chosen), owned=True)
+    failed: Dict[str, Exception] = {}
+    tolerated = None if options.all_or_none or len(targets) == 1 else failed
+    try:
+        manifests = export.export_all(sources, targets, options.output, settings, tolerated)
+    except export.VerificationError as error:
+        refuse(options.say, str(error))
+        return FAILED_CHECK
+    options.say.close()
+    places = dict(zip(targets, export.folders(targets, options.output), strict=True))
+    _print(options, {places[manifest.target]: manifest for manifest in manifests})
+    for target, reason in failed.items():
+        refuse(options.say, f"target {target} failed: {reason}")
+    return FAILED_CHECK if failed else 0
 
 
 def _print(options: argparse.Namespace, manifests: Dict[Path, Manifest]) -> None:

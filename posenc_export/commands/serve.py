@@ -106,7 +106,9 @@ def run(options: argparse.Namespace) -> int:
     talks = " and /v1/chat/completions" if not embeds and app.state.service.chat.codec else ""
     of_decoder = f"completions{talks}, with /openapi.json, /health and /metrics"
     of_encoder = "embeddings, with /openapi.json and /health"
-    _announce(options, name, port, of_encoder if embeds else of_decoder)
+    url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
+    line = f"{name} at {url}/v1/{of_encoder if embeds else of_decoder}; stop it with Ctrl-C"
+    print(json.dumps({"model": name, "url": url}) if options.json else line, flush=True)
     # uvicorn raises it again once everything is finished.
     signal.signal(signal.SIGTERM, lambda *_: None)
     server.run(sockets=[listening])
@@ -147,9 +149,3 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         rule, got = "an address to listen on", f"{host}:{port} ({error})"
         raise refusal("serve", rule, got, "give another --host or --port") from None
-
-
-def _announce(options: argparse.Namespace, name: str, port: int, routes: str) -> None:
-    url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
-    line = f"{name} at {url}/v1/{routes}; stop it with Ctrl-C"
-    print(json.dumps({"model": name, "url": url}) if options.json else line, flush=True)
