@@ -14,7 +14,19 @@ import types
 from collections import Counter, deque
 from collections.abc import MutableSequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Collection, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 from unittest import mock
 
 import torch
@@ -50,26 +62,43 @@ class LayersOnce:
 
     Args:
         module: whose layers stand in lists, nn.ModuleList or nn.Sequential.
-        numbered: layers that hold their own index are alike, too. If their code reads it, a trace
-            gives other numbers than the module.
+        numbered: layers that hold their own index are alike, too, if their code does not read it.
 
     Attributes:
         templates: for each such layer, the layer whose nodes are copied, by name.
+        indices: the parts of these layers that hold their index, and its name.
     """
 
     def __init__(self, module: nn.Module, numbered: bool = False) -> None:
         self.templates: Dict[str, str] = {}
+        self.indices: Set[Tuple[str, str]] = set()
         for name, part in module.named_modules():
             if isinstance(part, (nn.ModuleList, nn.Sequential)):
                 layers = {f"{name}.{key}".lstrip("."): one for key, one in part.named_children()}
-                self._add([*layers], _contents_of([*layers.values()]), numbered)
+                self._add(layers, _contents_of([*layers.values()]), numbered)
 
-    def _add(self, names: List[str], contents: Sequence[Optional["_Content"]], by: bool) -> None:
+    def _add(
+        self, layers: Dict[str, nn.Module], contents: Sequence[Optional["_Content"]], by: bool
+    ) -> None:
+        names = [*layers]
         for index, content in enumerate(contents):
             for i in range(index):
-                if names[i] not in self.templates and _alike(contents[i], content, i, index, by):
+                if names[i] in self.templates:
+                    continue
+                differ = _numbers_that_differ(contents[i], content, i, index, by)
+                first, own = layers[names[i]], layers[names[index]]
+                found = _attributes_that_differ(first, own) if differ else []
+                if differ == len(found):
                     self.templates[names[index]] = names[i]
+                    self.indices |= {(f"{names[i]}.{part}".rstrip("."), n) for part, n in found}
                     break
+
+    def without_indices(self, module: nn.Module) -> None:
+        """Remove from layers of a copy of the module the numbers in which others differ from them:
+        code that reads one raises, since a trace of the first would not be that of the others.
+        """
+        for part, name in self.indices:
+            vars(module.get_submodule(part)).pop(name, None)
 
     @contextmanager
     def marked(self, module: nn.Module) -> Iterator[None]:
@@ -257,9 +286,22 @@ def _contents_of(layers: Sequence[nn.Module]) -> List[Optional[_Content]]:
     return found
 
 
-def _alike(first: Any, second: Any, i: int, j: int, numbered: bool) -> bool:
-    """Whether the i-th and the j-th content are equal. numbered: but for these numbers."""
+def _numbers_that_differ(first: Any, second: Any, i: int, j: int, numbered: bool) -> int:
+    """Return in how many numbers the i-th and the j-th content differ, -1 if in anything else.
+    numbered: these numbers may be i and j.
+    """
     if first is None or second is None or first.text != second.text:
-        return False
-    pairs = zip(first.numbers, second.numbers, strict=True)
-    return all(a == b or numbered and (a, b) == (i, j) for a, b in pairs)
+        return -1
+    pairs = [(a, b) for a, b in zip(first.numbers, second.numbers, strict=True) if a != b]
+    return len(pairs) if all(numbered and pair == (i, j) for pair in pairs) else -1
+
+
+def _attributes_that_differ(first: nn.Module, second: nn.Module) -> List[Tuple[str, str]]:
+    """Return the parts of two layers, and their attributes, that hold other whole numbers."""
+    parts = zip(first.named_modules(), second.modules(), strict=False)
+    return [
+        (name, key)
+        for (name, a), b in parts
+        for key, value in vars(a).items()
+        if type(value) is int and value != vars(b).get(key)
+    ]

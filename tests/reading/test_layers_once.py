@@ -24,7 +24,7 @@ from tests.reading.own_modules import (
     Sloped,
 )
 
-LAYERS = 4
+LAYERS, LATE = 4, 600
 IDS = torch.randint(VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
@@ -37,6 +37,14 @@ class Numbered(Attends):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) / (1 + self.index)
+
+
+class NumberedLate(Numbered):
+    """A layer whose output depends on its index at tokens that short probes do not have."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        late = torch.arange(x.size(1)) // LATE
+        return Attends.forward(self, x) + self.index * late[:, None]
 
 
 class Nested(Attends):
@@ -94,12 +102,13 @@ def test_the_properties_of_a_module_are_those_of_one_layer_of_each_kind() -> Non
     assert captured.own(IDS).isnan().all()
 
 
-def test_layers_that_depend_on_their_index_are_traced_each() -> None:
+@pytest.mark.parametrize("layer", [Numbered, NumberedLate])
+def test_layers_that_depend_on_their_index_are_traced_each(layer: Any) -> None:
     torch.manual_seed(0)
-    module = Decoder(tuple(Numbered(index) for index in range(LAYERS))).eval()
+    module = Decoder(tuple(layer(index) for index in range(LAYERS))).eval()
     assert {"layers.2": "layers.0"}.items() <= _templates(module).items()
-    captured = capture(module, IDS, POSITIONS)
-    assert same(captured.traced(IDS), captured.own(IDS)) and not captured.short
+    captured, x = capture(module, IDS, 2 * LATE), IDS.repeat(1, LATE // 8)
+    assert same(captured.traced(x), captured.own(x)) and not captured.short
 
 
 class Kept(nn.Module):
