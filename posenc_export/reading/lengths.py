@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -38,8 +38,9 @@ FILLED = {*LIKE, aten.full, aten.zeros, aten.ones, aten.empty, zero_scores}
 MOST_PAIRS = 2**22  # numbers of a table of pairs of positions
 COMPARED = 40  # length at which all pairs of positions are compared
 FEW = 9  # tokens at which a value that is filled has entries if it ever has
-SAMPLED = 64  # pairs from the whole range that are compared beside them
+SAMPLED = 64  # positions from the whole range whose pairs are compared beside them
 NEAR_KEYS = 12  # largest distance of half of the sampled pairs
+FEW_PLACES = 16  # positions whose pairs with all others are compared
 
 
 @dataclass(frozen=True)
@@ -345,9 +346,9 @@ class Lengths(torch.nn.Module):
         all_positions = torch.arange(count)[None]
         before = at(all_positions[:, -1:], all_positions)[0]
         table = torch.cat((before, at(all_positions[:, :1], all_positions)[0, 1:]))
-        i, j = sampled_pairs(count, SAMPLED)
-        if not torch.equal(table[j[0] - i[0][:, None] + count - 1], at(i, j)):
-            return None
+        for i, j in compared_pairs(count, every=isinstance(by_pairs, ByPair)):
+            if not torch.equal(table[j[0] - i[0][:, None] + count - 1], at(i, j)):
+                return None
         return ByPair(self.table(table), True, axes, roles)
 
     def _call(self, positions: Tensor, key_positions: Tensor) -> Call:
@@ -442,10 +443,20 @@ def triangle(x: Tensor, cut: Cut, call: Call) -> Tensor:
     return torch.where(kept, x, torch.zeros((), dtype=x.dtype))
 
 
-def sampled_pairs(count: int, pairs: int) -> Tuple[Tensor, Tensor]:
-    """Return positions of queries and keys [1,n] from a whole range, half of them near others."""
+def compared_pairs(count: int, every: bool) -> Iterator[Tuple[Tensor, Tensor]]:
+    """Yield positions of queries [1,n] and keys [1,m] whose pairs are compared: every one; or those
+    of some with all others, which show a query or key that differs from others, and some near
+    each other.
+    """
+    places = torch.arange(count)[None]
+    if every:
+        yield from ((some, places) for some in places.split(SAMPLED, 1))
+        return
     generator = torch.Generator().manual_seed(6)
-    i, j = (torch.randint(count, (1, pairs), generator=generator) for _ in range(2))
-    near = torch.randint(NEAR_KEYS, (pairs // 2,), generator=generator)
-    i[0, : pairs // 2] = (j[0, : pairs // 2] + near).clamp(max=count - 1)
-    return i, j
+    spread = torch.arange(FEW_PLACES) + torch.rand(FEW_PLACES, generator=generator)
+    some = (spread * count / FEW_PLACES).long()[None]
+    yield from ((some, places), (places, some))
+    i, j = (torch.randint(count, (1, SAMPLED), generator=generator) for _ in range(2))
+    near = torch.randint(NEAR_KEYS, (SAMPLED // 2,), generator=generator)
+    i[0, : SAMPLED // 2] = (j[0, : SAMPLED // 2] + near).clamp(max=count - 1)
+    yield i, j
