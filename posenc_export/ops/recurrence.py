@@ -102,6 +102,7 @@ def running_total(
     if kind == "sum":
         y = y.cumsum(1)
     else:
+        y = y.clamp(min=empty) if kind == "logsumexp" else y  # differences of -inf are NaN
         for power in range(most.bit_length()):
             earlier = torch.nn.functional.pad(y, (0, 0, 1 << power, 0), value=empty)
             earlier = earlier[:, : y.shape[1]]
@@ -112,6 +113,7 @@ def running_total(
             else:
                 larger, smaller = torch.maximum(y, earlier), torch.minimum(y, earlier)
                 y = larger + (smaller - larger).exp().log1p()
+        y = torch.where(y > empty, y, float("-inf")) if kind == "logsumexp" else y
     passed = torch.maximum(passed, valid.any(1)[:, None, None].to(x.dtype))
     return y[:, 1:], torch.cat((y[:, -1:], passed), 1).unsqueeze(1)
 
