@@ -25,7 +25,7 @@ from posenc_export.reading.axes import (
     scores_of,
     tokens,
 )
-from posenc_export.reading.lengths import Call, Lengths
+from posenc_export.reading.lengths import Call, Lengths, compared_pairs
 from posenc_export.reading.properties import Properties
 from posenc_export.reading.rotations import Rotations
 from posenc_export.reading.steps import Attend, Cached, Each, OverKeys, Sinks, Step
@@ -38,6 +38,7 @@ SUMS = (1e-4, 1 - 1e-4)  # of the weights of a row beside a sink
 # ones the count of positions that are drawn, with others near them.
 COMPARED, BLOCK, DRAWN, NEAR = 2048, 256, 64, 8
 DENOMINATORS = range(1, 1025)
+LARGER, FAR = (1.0, 16.0), 1e3  # sizes of scores that show whether their form holds for all
 
 
 class Side(NamedTuple):
@@ -127,13 +128,35 @@ class Attentions:
             scores = scores_of(self.values.of[p], self.properties.steps[p].roles, self.counts)
             if scores is None or scores.shape != weights.shape or not scores.is_floating_point():
                 continue
-            own = torch.softmax(scores, -1)
-            if same(own, weights):
-                return p, None
-            sinks = self._sinks(scores, weights)
-            if sinks is not None:
+            is_softmax = same(torch.softmax(scores, -1), weights)
+            sinks = None if is_softmax else self._sinks(scores, weights)
+            found = is_softmax or sinks is not None
+            if found and self._are_weights(w, p, scores.shape, sinks):
                 return p, sinks
         return None
+
+    def _are_weights(self, w: Node, p: Node, shape: torch.Size, sinks: Sinks) -> bool:
+        """Return whether w is the softmax of any scores in the place of p, also of scores that are
+        larger than those of the example, and depends on no other data.
+        """
+        steps, of = self.properties.steps, self.values.of
+        region = [] if w is p else self.properties.between(p, w)
+        if not self.values.memory.isdisjoint(region) or self.values.input in region:
+            return False
+        generator = torch.Generator().manual_seed(9)
+        sinks = self.values.of[sinks].flatten() if isinstance(sinks, Node) else sinks
+        for size in LARGER:
+            drawn = size * torch.randn(of[p].shape, generator=generator)
+            x = torch.where(of[p] > HIDDEN, drawn.to(of[p].dtype), of[p])
+            own = scores_of(x, steps[p].roles, self.counts)
+            got = scores_of(self.properties.run_region(region, p, x), steps[w].roles, self.counts)
+            if sinks is not None:
+                beside = sinks[None, :, None, None].expand(*shape[:3], 1)
+                own = torch.cat((own, beside), -1)
+            expected = torch.softmax(own, -1)[..., : shape[-1]]
+            if got is None or not same(got, torch.where(got.isfinite(), expected, got)):
+                return False
+        return True
 
     def _sinks(self, scores: Tensor, weights: Tensor) -> Sinks:
         """Return sinks [H] beside scores, found at the query of a head whose keys have nearest to
@@ -236,13 +259,16 @@ class Attentions:
 
     def _caches(self, k: Side, v: Side) -> Tuple[Cached, Cached]:
         """Return keys and values to cache; of heads that are copies (grouped heads) one each."""
-        keys, values = (
-            in_heads(self.values.of[n], self.properties.steps[n].roles, order, self.counts)
+        of, varied = self.values.of, self.values.varied  # in which other heads are chosen
+        keys, values, *others = (
+            in_heads(known[n], self.properties.steps[n].roles, order, self.counts)
+            for known in (of, varied)
             for n, order in (k, v)
+            if n in known
         )
         most = max(keys.shape[2], values.shape[2])
         for kept in (count for count in range(1, most + 1) if most % count == 0):
-            if all(_are_copies(x, kept) for x in (keys, values)):
+            if all(_are_copies(x, kept) for x in (keys, values, *others)):
                 break
         return self._cached(k, keys, kept), self._cached(v, values, kept)
 
@@ -272,18 +298,19 @@ class Attentions:
         def run(scores: Tensor) -> Tensor:  # the operators after the product
             return self.properties.run_region(chain[1:], chain[0], scores)
 
-        some = torch.randn(x.shape, generator=torch.Generator().manual_seed(4)).to(x.dtype)
-        at_zero, at_some = run(torch.zeros_like(x)), run(some)
-        if at_zero.numel() != some.numel():
+        drawn = torch.randn(x.shape, generator=torch.Generator().manual_seed(4)).to(x.dtype)
+        at_zero, at_some = run(torch.zeros_like(x)), run(drawn)
+        if at_zero.numel() != drawn.numel():
             return None
-        some = some.reshape(at_zero.shape)  # if batch and heads were one axis
+        some = drawn.reshape(at_zero.shape)  # if batch and heads were one axis
         seen = (at_zero > HIDDEN) & (some.abs() > 0.5)
         if not seen.any():
             return None
         change, some = (at_some - at_zero)[seen].double(), some[seen].double()
         scale = simple((change / some).median().item())
-        if same(change, scale * some, FINE):
-            return Form(scale, 0.0)
+        if same(change, scale * some, FINE):  # and scores that are larger pass no bound
+            larger = (run(FAR * drawn) - at_zero)[seen].double()
+            return Form(scale, 0.0) if same(larger, FAR * scale * some, FINE) else None
         far = run(torch.full_like(x, 1e9)) - at_zero
         softcap = simple(far[seen].median().item())
         if not softcap > 0:
@@ -331,7 +358,7 @@ class Attentions:
     def _blocks(self, every: Tensor) -> List[Tuple[Tensor, Tensor]]:
         """Return the queries and keys at which rules of visibility are compared: all, in causal
         models without those after every query, or of longer sequences those near some that are
-        drawn.
+        drawn, and some with all others.
         """
         if len(every) <= COMPARED:
             ends = range(BLOCK, len(every) + BLOCK, BLOCK)
@@ -339,7 +366,7 @@ class Attentions:
             return [(q, every[:end]) for q, end in zip(every.split(BLOCK), last, strict=True)]
         drawn = torch.randint(len(every), (DRAWN, 1), generator=torch.Generator().manual_seed(5))
         near = (drawn + torch.arange(-NEAR, NEAR + 1)).clamp(0, len(every) - 1).flatten()
-        return [(near, near)]
+        return [(near, near), *((q[0], k[0]) for q, k in compared_pairs(len(every), every=False))]
 
     def _agrees(self, rule: Visibility, plan: Any, roles: Roles, q: Tensor, k: Tensor) -> bool:
         """Return whether a bias at positions of queries and keys is 0 where a rule shows the key,

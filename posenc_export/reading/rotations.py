@@ -32,6 +32,7 @@ from posenc_export.reading.values import LAYOUT, aten, inputs_of, packet
 
 LARGEST = 40  # operators of a rotation
 CHUNK = 4096  # positions at a time
+FAR = 1e3  # times numbers near 1: what turns them passes no bound
 DRAWN = 64  # tokens whose coordinates say which of them turns a pair
 JOINS = LAYOUT | {aten.cat, aten.slice_scatter, aten.copy}
 PAIRS = ((False, False), (True, False), (True, True))  # interleaved, and apart after it
@@ -176,7 +177,7 @@ class Rotations:
             cos, sin = (wave[:, :, None] for wave in self._waves(region, form, some.shape[:2], {}))
             expected = ops.apply_rotation(form.before(some), cos, sin, form.after.interleaved)
             if sin.any() and same(expected, turned, FINE):  # a factor alone turns nothing
-                return form
+                return form if same(self._run(region, FAR * some, {}), FAR * turned, FINE) else None
         return None
 
     def _waves(

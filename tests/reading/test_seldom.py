@@ -1,0 +1,128 @@
+"""Modules that are other functions at inputs or positions that examples seldom have."""
+
+import math
+from typing import Any, Callable, Dict
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posenc_export.ops import TokenPlaces
+from posenc_export.reading.axes import same
+from posenc_export.reading.read import read_module
+from tests.reading.refused_modules import HEADS, WIDTH, Words
+
+MOST, LENGTH, LATE = 600, 90, 80
+WORDS = 3000  # ids that are common
+ANGLES = torch.arange(MOST)[:, None] * torch.tensor([1.0, 0.3, 0.1, 0.01])
+COS, SIN = ANGLES.cos().repeat(1, 2), ANGLES.sin().repeat(1, 2)
+
+
+def _turned(x: Tensor) -> Tensor:
+    cos, sin = COS[: x.shape[2]], SIN[: x.shape[2]]
+    return x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin
+
+
+def _scores(q: Tensor, k: Tensor) -> Tensor:
+    return q @ k.mT / math.sqrt(WIDTH // HEADS)
+
+
+def _causal(scores: Tensor) -> Tensor:
+    return scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -1e30)
+
+
+def _dropped(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
+    scores = _causal(_scores(q, k))
+    return torch.where(scores > 20, 0.0, scores.softmax(-1)) @ v
+
+
+def _hidden(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
+    far = (ids >= WORDS)[:, None, None]
+    return _causal(_scores(q, k)).masked_fill(far, -1e30).softmax(-1) @ v
+
+
+def _bounded(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
+    return _causal(_scores(_turned(q).clamp(-8, 8), k)).softmax(-1) @ v
+
+
+def _other_heads(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
+    of_one = v[:, :1].expand_as(v)
+    v = torch.where((ids >= WORDS)[:, None, :, None], v, of_one)
+    return _causal(_scores(q, k[:, :1].expand_as(k))).softmax(-1) @ v
+
+
+def _late_query(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
+    length = q.shape[2]
+    return _causal(_scores(q, k) + KEYS[:length] * QUERIES[:length, None]).softmax(-1) @ v
+
+
+KEYS, QUERIES = torch.arange(MOST) % 7 * 1.0, torch.eye(MOST)[LATE]
+OF_HEADS: Dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "scores in bounds": lambda q, k, v, _: _causal(_scores(q, k).clamp(-20, 20)).softmax(-1) @ v,
+    "weights of large scores": _dropped,
+    "keys of seldom ids": _hidden,
+    "rotated heads in bounds": _bounded,
+    "values of seldom ids": _other_heads,
+    "a query that scores otherwise": _late_query,
+}
+
+
+class Seldom(Words):
+    """Some of its ids, which are not in the example, have large vectors."""
+
+    def __init__(self, of: Callable[..., Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        large = 30 * torch.randn(5, WIDTH)
+        self.embed = nn.Embedding.from_pretrained(torch.cat((torch.randn(WORDS, WIDTH), large)))
+        self.mix = nn.Conv1d(WIDTH, WIDTH, 3, groups=WIDTH)
+        self.of = of
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.of(self, ids, self.embed(ids)))
+
+
+def _attended(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def attend(self: Seldom, ids: Tensor, x: Tensor) -> Tensor:
+        parts = self.packed(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        return of(*parts.unbind(0), ids).transpose(1, 2).flatten(2)
+
+    return attend
+
+
+def _filtered(self: Seldom, _: Tensor, x: Tensor) -> Tensor:
+    return self.mix(F.pad(x.mT, (2, 0)).clamp(-6, 6)).mT
+
+
+def _logarithms(_: Seldom, ids: Tensor, x: Tensor) -> Tensor:
+    return torch.logcumsumexp(x.masked_fill((ids >= WORDS)[..., None], -math.inf), 1).exp()
+
+
+ALL: Dict[str, Callable[..., Tensor]] = {name: _attended(of) for name, of in OF_HEADS.items()}
+ALL |= {"a filter of numbers in bounds": _filtered, "logarithms of nothing": _logarithms}
+
+
+def _calls_agree(module: Any, example: Tensor, x: Tensor) -> bool:
+    """Return whether two calls give what a module gives on the whole sequence."""
+    reading = read_module(module, example, MOST)
+    rows, length = x.shape
+    states, found = [cache.empty(rows, length) for cache in reading.caches], []
+    cached = torch.full(x.shape, -1)
+    for start, end in ((0, length // 2), (length // 2, length)):
+        own = torch.arange(start, end).expand(rows, -1)
+        cached[:, start:end] = own
+        y, states = reading(x[:, start:end], TokenPlaces(own, own, cached.clone(), own), states)
+        found.append(y)
+    with torch.no_grad():
+        return same(torch.cat(found, 1), module(x))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_calls_with_ids_and_positions_that_no_example_had_give_what_the_module_gives(
+    name: str,
+) -> None:
+    x = torch.randint(WORDS, (2, LENGTH))
+    x[:, 1::9], x[0, :3] = WORDS + 2, WORDS + 1 if name.startswith("log") else 0
+    example = torch.randint(WORDS, (3, 20))
+    assert _calls_agree(Seldom(ALL[name]).eval(), example, x)
