@@ -139,8 +139,8 @@ class Measured:
 
     def named(self, prefix: str) -> "Measured":
         """Return the same figures with a prefix before the name of each cell."""
-        of_cells = {"cells": self.cells, "bounds": self.bounds, "failures": self.failures}
-        prefixed = {k: {prefix + n: v for n, v in part.items()} for k, part in of_cells.items()}
+        by_cell = {name: vars(self)[name] for name in ("cells", "bounds", "failures")}
+        prefixed = {k: {prefix + n: v for n, v in part.items()} for k, part in by_cell.items()}
         return replace(self, **prefixed)
 
     def exceeds(self, tolerance: float) -> bool:
