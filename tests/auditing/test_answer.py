@@ -6,14 +6,7 @@ from typing import Any, Dict, Tuple
 import numpy as np
 import pytest
 
-from posenc_export.auditing.answer import (
-    COLUMNS,
-    Answer,
-    AuditedCell,
-    Columns,
-    Observed,
-    answer,
-)
+from posenc_export.auditing.answer import COLUMNS, Answer, AuditedCell, Columns, Observed, answer
 from posenc_export.auditing.auditor import verdict_of
 
 
@@ -103,7 +96,3 @@ def test_a_verdict_on_one_cell_counts_it_in_the_singular() -> None:
     assert verdict_of(Answer("right"), [one, other]) == ("right", said)
     said = "right in 2 cells; 2 cells are not possible: no cache"
     assert verdict_of(Answer("right"), [one, other] * 2) == ("right", said)
-    assert verdict_of(Answer("wrong at all tokens"), [AuditedCell("a", "wrong")]) == (
-        "wrong",
-        "wrong at all tokens (1 of 1 cell)",
-    )

@@ -294,31 +294,25 @@ def test_a_gguf_file_is_refused_with_the_command_that_exports_it(
     assert said in capsys.readouterr().err
 
 
-# What of a file or folder is no model to export, and the end of the message.
-NO_MODELS = {
-    "theirs.onnx": "got the file theirs.onnx; posenc audit compares an exported graph with its",
-    "own.py": "got the file own.py; run the command in its folder with own:NAME, the name of",
-    "made": "got made, which is an artefact already; posenc inspect prints what it holds",
+# Of files that are no model to export or no folder for it, what the message says.
+FILES = {
+    "theirs.onnx -o new": "got the file theirs.onnx; posenc audit compares an exported graph with",
+    "own.py -o new": "got the file own.py; run the command in its folder with own:NAME, the name",
+    "made -o new": "got made, which is an artefact already; posenc inspect prints what it holds",
+    "block -o own.py/new": "own.py, which is a file; choose another name",
 }
 
 
-@pytest.mark.parametrize(("model", "said"), NO_MODELS.items())
-def test_a_file_that_is_no_model_is_refused_with_what_it_is_for(
-    model: str, said: str, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture
+@pytest.mark.parametrize(("options", "said"), FILES.items())
+def test_a_file_that_is_no_model_and_no_folder_is_refused_with_what_it_is_for(
+    options: str, said: str, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "made").mkdir()
     for name in ("theirs.onnx", "own.py", "made/posenc.json"):
         (tmp_path / name).write_text("{}")
-    assert main(["export", model, "--target", "ort", "-o", "new"]) == 2
+    assert main(["export", *options.split(), "--target", "ort"]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_an_output_below_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    file = tmp_path / "file.txt"
-    file.write_text("x")
-    assert main([*BLOCK, "--target", "ort", "-o", str(file / "x")]) == 2
-    assert f"in {file}, which is a file; choose another name" in capsys.readouterr().err
 
 
 def test_a_folder_of_several_artefacts_is_refused_with_their_names(
