@@ -102,7 +102,7 @@ class OneLineParser(argparse.ArgumentParser):
         elif option := re.search(r"unrecognized arguments: (--[\w-]+)", message):
             close = difflib.get_close_matches(option[1], options, 1)
             near = f"did you mean {close[0]}?; " if close else ""
-        elif "unrecognized arguments: " in message and "N,N" in self.format_usage():
+        elif re.search(r"unrecognized arguments: \d", message) and "N,N" in self.format_usage():
             near = "numbers of an option are joined by commas, as --contexts 16,128; "
         line = " ".join(message.split())
         self.exit(BAD_INPUT, f"{self.prog}: {line}; {near}see {self.prog} --help\n")
