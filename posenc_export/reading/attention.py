@@ -148,7 +148,7 @@ class Attentions:
         for size in LARGER:
             drawn = size * torch.randn(of[p].shape, generator=generator)
             x = torch.where(of[p] > HIDDEN, drawn.to(of[p].dtype), of[p])
-            own = scores_of(x, steps[p].roles, self.counts)
+            own: Any = scores_of(x, steps[p].roles, self.counts)
             got = scores_of(self.properties.run_region(region, p, x), steps[w].roles, self.counts)
             if sinks is not None:
                 beside = sinks[None, :, None, None].expand(*shape[:3], 1)

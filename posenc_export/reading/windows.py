@@ -85,4 +85,5 @@ def _drawn(properties: Any, root: Node, length: int) -> List[Tensor]:
     if found[0].is_floating_point():  # numbers that are larger pass other bounds
         found[0] = found[0] * (0.6 + 0.8 * torch.rand(found[0].shape, generator=generator))
         found.append(found[0] * LARGER)
+        found.append(found[0].narrow(axis, 0, 1).expand_as(found[0]))  # whose weights add up
     return found

@@ -14,7 +14,7 @@ from posenc_export.reading.read import read_module
 from tests.reading.refused_modules import HEADS, WIDTH, Words
 
 MOST, LENGTH, LATE = 600, 90, 80
-WORDS = 3000  # ids that are common
+WORDS, FAR = 3000, 250  # ids that are common; tokens behind which a filter reads
 ANGLES = torch.arange(MOST)[:, None] * torch.tensor([1.0, 0.3, 0.1, 0.01])
 COS, SIN = ANGLES.cos().repeat(1, 2), ANGLES.sin().repeat(1, 2)
 
@@ -95,11 +95,17 @@ def _filtered(self: Seldom, _: Tensor, x: Tensor) -> Tensor:
     return self.mix(F.pad(x.mT, (2, 0)).clamp(-6, 6)).mT
 
 
+def _added_up(_: Seldom, ids: Tensor, x: Tensor) -> Tensor:
+    weight = F.pad(torch.tensor([1.0]), (FAR, 0), value=1e-6).expand(WIDTH, 1, -1)
+    return F.conv1d(F.pad(x.mT, (FAR, 0)), weight, groups=WIDTH).mT
+
+
 def _logarithms(_: Seldom, ids: Tensor, x: Tensor) -> Tensor:
     return torch.logcumsumexp(x.masked_fill((ids >= WORDS)[..., None], -math.inf), 1).exp()
 
 
 ALL: Dict[str, Callable[..., Tensor]] = {name: _attended(of) for name, of in OF_HEADS.items()}
+ALL |= {"a long filter of small weights": _added_up}
 ALL |= {"a filter of numbers in bounds": _filtered, "logarithms of nothing": _logarithms}
 
 
@@ -115,7 +121,7 @@ def _calls_agree(module: Any, example: Tensor, x: Tensor) -> bool:
         y, states = reading(x[:, start:end], TokenPlaces(own, own, cached.clone(), own), states)
         found.append(y)
     with torch.no_grad():
-        return same(torch.cat(found, 1), module(x))
+        return same(torch.cat(found, 1), module(x), 5e-5)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -124,5 +130,7 @@ def test_calls_with_ids_and_positions_that_no_example_had_give_what_the_module_g
 ) -> None:
     x = torch.randint(WORDS, (2, LENGTH))
     x[:, 1::9], x[0, :3] = WORDS + 2, WORDS + 1 if name.startswith("log") else 0
+    if name.startswith("a long"):
+        x = x[:, :1].expand(-1, 2 * FAR)
     example = torch.randint(WORDS, (3, 20))
     assert _calls_agree(Seldom(ALL[name]).eval(), example, x)
