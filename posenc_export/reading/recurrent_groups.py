@@ -328,7 +328,7 @@ class _Roles:
         if form.decay == "minus":
             given["decay"] = op(aten.neg.default, given["decay"])
         elif form.decay == "factor":
-            least = op(aten.clamp.default, given["decay"], LEAST)
+            least = op(aten.add.Tensor, given["decay"], LEAST)  # that of a negative one is NaN
             given["decay"] = op(aten.log.default, least)
         if form.scan and "q" in given:  # [B,S,C,N], with q [B,S,N]
             channels = self.y.shape[2:].numel()
