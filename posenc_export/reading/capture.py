@@ -106,7 +106,7 @@ def _captured(
         plain, short = plain.copied(), untouched.copied()
         for one in (plain, short):
             layers.pass_on(one.module)
-        layers.without_indices(plain.module)
+        layers.guard_indices(plain.module)
     program, used = tracing.exported(plain, x, most)
     gives_last_token = every_token(program)
     cleaned = clean(program, gives_last_token)

@@ -10,6 +10,7 @@ import io
 import itertools
 import math
 import pickle
+import sys
 import types
 from collections import Counter, deque
 from collections.abc import MutableSequence
@@ -93,12 +94,14 @@ class LayersOnce:
                     self.indices |= {(f"{names[i]}.{part}".rstrip("."), n) for part, n in found}
                     break
 
-    def without_indices(self, module: nn.Module) -> None:
-        """Remove from layers of a copy of the module the numbers in which others differ from them:
-        code that reads one raises, since a trace of the first would not be that of the others.
+    def guard_indices(self, module: nn.Module) -> None:
+        """Let the numbers in which layers of a kind differ raise if code of a module or function of
+        a copy of the module computes with them, since a trace of the first layer would not be that
+        of the others. Caches may find a layer by them.
         """
         for part, name in self.indices:
-            vars(module.get_submodule(part)).pop(name, None)
+            held = vars(module.get_submodule(part))
+            held[name] = _Index(held[name])
 
     @contextmanager
     def marked(self, module: nn.Module) -> Iterator[None]:
@@ -223,6 +226,27 @@ def _exchangeable(first: Any, second: Any) -> bool:
         return first.dtype == second.dtype and next(fixed) == next(fixed)
     plain = type(first) is type(second) and type(first) in PLAIN
     return first is second or plain and bool(first == second)
+
+
+class _Index:
+    """The index of a layer, which caches may use, and not the code of modules and functions."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def _guarded(operation: str) -> Callable[..., Any]:
+    def computed(self: _Index, *others: Any) -> Any:
+        caller = sys._getframe(1).f_locals.get("self")
+        if caller is None or isinstance(caller, nn.Module):
+            raise AttributeError("the code of a layer reads its index")
+        return getattr(self.number, operation)(*others)
+
+    return computed
+
+
+for _name in ("bool", "eq", "format", "ge", "gt", "hash", "index", "le", "lt", "ne", "str"):
+    setattr(_Index, f"__{_name}__", _guarded(f"__{_name}__"))
 
 
 class _Content(pickle.Pickler):
