@@ -91,15 +91,19 @@ class Node:
         self.node = node
 
     @classmethod
-    def emit(cls, like: Tensor, shape: Sequence[int], /, *values: Any) -> Tensor:
+    def emit(cls, like: Tensor, shape: Sequence[int], /, *values: Any, **others: Any) -> Tensor:
         """Emit a node and return its output, with the dtype of `like`. values: inputs, then
-        attributes, in their order.
+        attributes, in their order; others: the rest by name.
         """
-        numbers = values[len(cls.inputs) :]
+        names = (*cls.inputs, *cls.attributes)
+        fields = {**dict(zip(names, values, strict=False)), **others}
+        assert fields.keys() == set(names) and len(values) + len(others) == len(names), (
+            f"{cls.__name__} got {', '.join(fields)}"
+        )
         return torch.onnx.ops.symbolic(
             f"{DOMAIN}::{cls.__name__}",
-            list(values[: len(cls.inputs)]),
-            {name: float(n) for name, n in zip(cls.attributes, numbers, strict=True)},
+            [fields[name] for name in cls.inputs],
+            {name: float(fields[name]) for name in cls.attributes},
             dtype=like.dtype,
             shape=list(shape),
             version=1,
