@@ -260,9 +260,12 @@ class Auditor:
             first, call = refuted[0], refuted[0].call
             sizes = ", ".join(f"{words} {call[n]}" for n, words in SHOWN.items() if call[n])
             where = f"in the call with {sizes}, {first.text}"
-            if verdict == "wrong":
-                return verdict, f"{sentence}; the smallest wrong call: {where}", cause
             of_mask = first.name.startswith("keys")
+            if verdict == "wrong":
+                # Modules declare no windows: a claim on keys may name another fault.
+                if self.reference.facts.sees or not of_mask:
+                    sentence = f"{sentence}; the smallest wrong call: {where}"
+                return verdict, sentence, cause
             said = f"wrong {where}, although {sentence}"
             return "wrong", said, "visibility" if of_mask else "positions"
         if verdict == "wrong" or not claims:

@@ -155,14 +155,11 @@ class Confined:
 
     def _ended(self) -> ValueError:
         status = self._child.wait()
-        got = f"{self.path}: the process that ran it ended with {_name(status)}"
+        how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        got = f"{self.path}: the process that ran it ended with {how}"
         if not self._left:
             got = f"{self.path}: it took more than {self.seconds:g} s"
         return refusal("audit", "a graph that can be read and run", got, "give another graph")
-
-
-def _name(status: int) -> str:
-    return signal.Signals(-status).name if status < 0 else f"exit status {status}"
 
 
 def _packed(arrays: Mapping[str, np.ndarray]) -> Packed:

@@ -67,14 +67,11 @@ def _chart(audit: Audit) -> str:
     """Return the largest right and the largest wrong error at each position, as SVG in base64."""
     from matplotlib.figure import Figure
 
-    observed, columns = audit.observed, audit.observed.columns
+    observed, columns, wrong = audit.observed, audit.observed.columns, audit.observed.wrong
     positions, errors = columns["start"] + columns["index"], columns["error"].clip(LEAST, 10.0)
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes: Any = figure.subplots()
-    for of, label, colour in (
-        (~observed.wrong, "right", "#0072b2"),
-        (observed.wrong, "wrong", "#b3261e"),
-    ):
+    for of, label, colour in ((~wrong, "right", "#0072b2"), (wrong, "wrong", "#b3261e")):
         at = np.unique(positions[of])
         largest = [errors[of & (positions == position)].max() for position in at]
         axes.plot(at, largest, ".", label=label, color=colour)

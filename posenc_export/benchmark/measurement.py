@@ -4,7 +4,7 @@ import datetime
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 import numpy as np
 
@@ -201,22 +201,15 @@ def run(
     if baseline:
         labels = [contestant.label for contestant in contestants]
         check_name("benchmark: expected baseline", baseline, labels)
-    cached, prefilled = _tokens(contexts, prompts, contestants)
-    names = [*(contestant.label for contestant in contestants), "limits"]
-    with started(names, threads) as (*workers, limits_worker):
-        calls = len(cached) + len(prefilled)
-        steps = Steps(progress, "measuring", rounds * calls, "rounds")
-        how = (threads, batch, rounds, seconds, progress, steps)
-        measured = Measurement(contestants, workers, limits_worker, *how)
-        return measured.report(cached, prefilled, baseline=baseline, command=command)
-
-
-def _tokens(
-    contexts: Sequence[int], prompts: Optional[Sequence[int]], contestants: Sequence[Contestant]
-) -> Tuple[List[int], List[int]]:
     steps = all(contestant.manifest.states for contestant in contestants)
     cached = usable(contexts if steps else (), contestants)
     prefilled = usable(contexts if prompts is None else prompts, contestants)
     if not cached and not prefilled:
         raise ValueError("benchmark: expected a context or a prompt to measure, got none; give one")
-    return cached, prefilled
+    names = [*(contestant.label for contestant in contestants), "limits"]
+    with started(names, threads) as (*workers, limits_worker):
+        calls = len(cached) + len(prefilled)
+        measuring = Steps(progress, "measuring", rounds * calls, "rounds")
+        how = (threads, batch, rounds, seconds, progress, measuring)
+        measured = Measurement(contestants, workers, limits_worker, *how)
+        return measured.report(cached, prefilled, baseline=baseline, command=command)

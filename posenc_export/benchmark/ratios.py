@@ -84,17 +84,14 @@ def headlines(rows: Sequence[Row], baseline: str = "") -> List[str]:
         texts: Dict[str, List[str]] = {}
         for row, times in zip(at_ends, ratios(at_ends, baseline or fastest), strict=True):
             if times is not None:
-                texts.setdefault(row.contestant, []).append(_said(times))
+                apart = not times.low <= 1.0 <= times.high
+                said = (
+                    f"{times}" if apart else f"no clear difference {str(times).partition(' ')[2]}"
+                )
+                texts.setdefault(row.contestant, []).append(said)
         if texts:
             where, reference = " and ".join(map(str, ends)), baseline or fastest
             place = f"{phase.capitalize()} at {where} {WHAT[phase]}"
             parts = ", ".join(f"{name} {' and '.join(said)}" for name, said in texts.items())
             lines.append(f"{place}, time relative to {reference}: {parts}.")
     return lines
-
-
-def _said(times: Spread) -> str:
-    """Return a ratio with its interval; if that includes 1, the interval alone."""
-    if times.low <= 1.0 <= times.high:
-        return f"no clear difference {str(times).partition(' ')[2]}"
-    return str(times)

@@ -3,7 +3,7 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any, Dict, Iterator
+from typing import Any, Iterator
 
 from posenc_export.commands.options import Table, option
 from posenc_export.commands.terminal import FAILED_CHECK, show
@@ -36,7 +36,14 @@ def run(options: argparse.Namespace) -> int:
     rows, broken, new = [], 0, 0
     for result in suite.results(contracts, options.again):
         broken, new = broken + bool(result.failure), new + (not result.known)
-        rows.append(_row(result))
+        kernel = result.kernel
+        row = {
+            "operator": " ".join(step.operator for step in kernel.nodes),
+            "geometry": ", ".join(_geometry(kernel)),
+            "error / bound": result.failure or result.missing or f"{result.worst:.2g}",
+            "run": "known" if result.known else f"{result.seconds:.2f} s",
+        }
+        rows.append(row)
         steps.advance()
     options.say.close()
     if options.json:
@@ -47,16 +54,6 @@ def run(options: argparse.Namespace) -> int:
         tried = f"{counted(len(rows), 'contract')} of kernels on {machine.processor()}"
         print(f"{tried}, {new} of them new: {f'{broken} BROKEN' if broken else 'none broken'}")
     return FAILED_CHECK if broken else 0
-
-
-def _row(result: Any) -> Dict[str, Any]:
-    kernel = result.kernel
-    return {
-        "operator": " ".join(step.operator for step in kernel.nodes),
-        "geometry": ", ".join(_geometry(kernel)),
-        "error / bound": result.failure or result.missing or f"{result.worst:.2g}",
-        "run": "known" if result.known else f"{result.seconds:.2f} s",
-    }
 
 
 def _geometry(kernel: Any) -> Iterator[str]:

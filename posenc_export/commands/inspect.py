@@ -4,7 +4,7 @@ import argparse
 import itertools
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import List, Tuple
 
 from posenc_export.clients.programs import groups, program
 from posenc_export.commands.options import Table, folder_of, option
@@ -104,20 +104,16 @@ def _axes(axes: Tuple[object, ...]) -> str:
 def _proof(manifest: Manifest) -> List[Line]:
     sizes = ", ".join(f"{name} {file.bytes}" for name, file in manifest.files.items())
     against = (manifest.certificate or {}).get("against")
+    figures = summary(manifest.certificate) if manifest.certificate else {}
+    errors = ", ".join(f"{name} {value}" for name, value in figures.items())
     lines = [
         ("files", f"{sizes} bytes"),
         ("threads", threads_text(manifest)),
         ("digest", manifest.digest),
-        ("certificate", _errors(manifest.certificate)),
+        ("certificate", errors or "none: not verified"),
     ]
     if unproved := format_unproved(manifest.certificate or {}):
         lines.append(("not proved", unproved))
     unreached = format_unreached(manifest.certificate or {})
     lines += [("oracle", against)] if against else []
     return [*lines, ("not reached", unreached)] if unreached else lines
-
-
-def _errors(certificate: Optional[Dict[str, Any]]) -> str:
-    if not certificate:
-        return "none: not verified"
-    return ", ".join(f"{name} {value}" for name, value in summary(certificate).items())

@@ -20,7 +20,6 @@ from posenc_export.export.targets import WRITERS
 from posenc_export.export.trace import Source
 from posenc_export.export.verify import VerificationError, Written, check_written
 from posenc_export.models.block import AttentionBlock
-from posenc_export.models.stack import Text
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import Check
@@ -206,7 +205,7 @@ def _make(
         accuracy = accuracy.with_stated(options.tolerance)
         accuracy = dataclasses.replace(accuracy, fixed=True)
     written = _written(source, described, folder, accuracy, options)
-    manifest = written.manifest
+    manifest = written[0]
     manifests.write(manifest, folder)
     if options.size is not None:
         mixed.check_written(manifest, options.size)
@@ -246,7 +245,10 @@ def _written(
         lambda: expected_outputs(source.exact, manifest, long, options.say),
     )
     stored = proof.write(manifest, expected, accuracy, folder)
-    _write_text(text_of(source.model), folder)
+    text = text_of(source.model)
+    kept = {TOKENIZER: text.tokenizer, **text.files} if text.tokenizer else text.files
+    for name, content in kept.items():
+        files.write(folder / name, content)
     if not isinstance(source.model, AttentionBlock):
         loader_configs.write(source.model, manifest, folder)
     compared, digests = Check(0, "numbers"), dict[str, str]()
@@ -256,13 +258,7 @@ def _written(
     paths = sorted(folder.iterdir())
     listed = {path.name: manifest.files.get(path.name) or files.entry(path) for path in paths}
     manifest = manifest.replace(reference=stored, files=listed, constants=digests)
-    return Written(manifest, expected, compared)
-
-
-def _write_text(text: Text, folder: Path) -> None:
-    kept = {TOKENIZER: text.tokenizer, **text.files} if text.tokenizer else text.files
-    for name, content in kept.items():
-        files.write(folder / name, content)
+    return manifest, expected, compared
 
 
 def _foreign(model: Model, packages: Iterable[str]) -> str:

@@ -61,16 +61,11 @@ def explained(
     if own > tolerance * scale:  # else only shorter sequences are wrong, as with long factors
         most = min(most, own / NEAR)
     for hypothesis, model in models:
-        if model is not None and tokens.shape[1] <= _range(model):
+        of: Any = model if isinstance(model, TransformersModel) else getattr(model, "config", None)
+        if of is not None and tokens.shape[1] <= (of.max_positions or 0):
             if error(_outputs(model, tokens)) <= most:
                 return hypothesis
     return None
-
-
-def _range(model: Any) -> int:
-    """Return how many positions a model has, or 0 if its configuration names none."""
-    of = model if isinstance(model, TransformersModel) else model.config
-    return of.max_positions or 0
 
 
 def _outputs(model: Any, tokens: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@ module with the float64 oracle.
 """
 
 from pathlib import Path
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 import msgspec
 import torch
@@ -167,12 +167,9 @@ def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, No
     return sample.kept(described.tokens)
 
 
-class Written(NamedTuple):
-    """An artefact before it is verified."""
-
-    manifest: Manifest
-    expected: Expected  # outputs of the module
-    numbers: Check  # comparison of its constants with the module
+# The manifest of an artefact before it is verified, the outputs of the module, and the comparison
+# of its constants with the module.
+Written = Tuple[Manifest, Expected, Check]
 
 
 def check_written(

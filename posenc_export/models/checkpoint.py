@@ -140,7 +140,9 @@ class Checkpoint:
         if missing or extra:
             rule = f"the {count} tensors of the model that config.json describes, no others"
             both = (("no", sorted(missing)), ("also", sorted(extra)))
-            got = " and ".join(f"{word} {_some(names)}" for word, names in both if names)
+            more = (f" and {len(names) - 1} more" if len(names) > 1 else "" for _, names in both)
+            said = zip(both, more, strict=True)
+            got = " and ".join(f"{word} {names[0]}{m}" for (word, names), m in said if names)
             raise refusal(WHERE, rule, got, self._remedy(missing, extra))
 
     def _remedy(self, missing: Set[str], extra: Set[str]) -> str:
@@ -206,7 +208,3 @@ def _files(folder: Path) -> List[Path]:
 
 def _json(path: Path) -> Dict[str, Any]:
     return object_of(path.name, content(path))
-
-
-def _some(names: List[str]) -> str:
-    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")

@@ -78,7 +78,8 @@ def _later_tokens(capture: Capture, x: Tensor) -> List[str]:
     """
     found = []
     longest = _longest(capture)
-    for length, cuts in ((x.shape[1], range(1, x.shape[1])), (longest, _some(longest))):
+    some = {1, longest // 3, longest // 2, longest // 2 + 1, longest - 2, longest - 1}
+    for length, cuts in ((x.shape[1], range(1, x.shape[1])), (longest, sorted(some))):
         row = of_length(x[:1], length)
         later = _changed(row)
         rows = [torch.cat((row[:, :cut], later[:, cut:]), 1) for cut in cuts]
@@ -93,10 +94,6 @@ def _later_tokens(capture: Capture, x: Tensor) -> List[str]:
             )
             break
     return found
-
-
-def _some(length: int) -> List[int]:
-    return sorted({1, length // 3, length // 2, length // 2 + 1, length - 2, length - 1})
 
 
 def affordable(weights: int, most: int) -> int:

@@ -15,19 +15,7 @@ import types
 from collections import Counter, deque
 from collections.abc import MutableSequence
 from contextlib import ExitStack, contextmanager
-from typing import (
-    Any,
-    Callable,
-    Collection,
-    Dict,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-)
+from typing import Any, Callable, Collection, Dict, Iterator, List, NamedTuple, Optional, Sequence
 from unittest import mock
 
 import torch
@@ -67,31 +55,26 @@ class LayersOnce:
 
     Attributes:
         templates: for each such layer, the layer whose nodes are copied, by name.
-        indices: the parts of these layers that hold their index, and its name.
+        indices: where these layers hold their index, as names of attributes.
     """
 
     def __init__(self, module: nn.Module, numbered: bool = False) -> None:
         self.templates: Dict[str, str] = {}
-        self.indices: Set[Tuple[str, str]] = set()
+        self.indices: List[str] = []
         for name, part in module.named_modules():
             if isinstance(part, (nn.ModuleList, nn.Sequential)):
                 layers = {f"{name}.{key}".lstrip("."): one for key, one in part.named_children()}
                 self._add(layers, _contents_of([*layers.values()]), numbered)
 
-    def _add(
-        self, layers: Dict[str, nn.Module], contents: Sequence[Optional["_Content"]], by: bool
-    ) -> None:
+    def _add(self, layers: Dict[str, nn.Module], contents: Sequence[Any], by: bool) -> None:
         names = [*layers]
         for index, content in enumerate(contents):
-            for i in range(index):
-                if names[i] in self.templates:
-                    continue
+            for i in (i for i in range(index) if names[i] not in self.templates):
                 differ = _numbers_that_differ(contents[i], content, i, index, by)
-                first, own = layers[names[i]], layers[names[index]]
-                found = _attributes_that_differ(first, own) if differ else []
+                found = _where_they_differ(layers[names[i]], layers[names[index]]) if differ else []
                 if differ == len(found):
                     self.templates[names[index]] = names[i]
-                    self.indices |= {(f"{names[i]}.{part}".rstrip("."), n) for part, n in found}
+                    self.indices += [f"{names[i]}.{name}" for name in found]
                     break
 
     def guard_indices(self, module: nn.Module) -> None:
@@ -99,9 +82,10 @@ class LayersOnce:
         a copy of the module computes with them, since a trace of the first layer would not be that
         of the others. Caches may find a layer by them.
         """
-        for part, name in self.indices:
+        for name in {*self.indices}:
+            part, _, key = name.rpartition(".")
             held = vars(module.get_submodule(part))
-            held[name] = _Index(held[name])
+            held[key] = _Index(held[key])
 
     @contextmanager
     def marked(self, module: nn.Module) -> Iterator[None]:
@@ -320,11 +304,11 @@ def _numbers_that_differ(first: Any, second: Any, i: int, j: int, numbered: bool
     return len(pairs) if all(numbered and pair == (i, j) for pair in pairs) else -1
 
 
-def _attributes_that_differ(first: nn.Module, second: nn.Module) -> List[Tuple[str, str]]:
-    """Return the parts of two layers, and their attributes, that hold other whole numbers."""
+def _where_they_differ(first: nn.Module, second: nn.Module) -> List[str]:
+    """Return the names of attributes of two layers that hold other whole numbers."""
     parts = zip(first.named_modules(), second.modules(), strict=False)
     return [
-        (name, key)
+        f"{name}.{key}".lstrip(".")
         for (name, a), b in parts
         for key, value in vars(a).items()
         if type(value) is int and value != vars(b).get(key)

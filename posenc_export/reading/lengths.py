@@ -38,9 +38,8 @@ FILLED = {*LIKE, aten.full, aten.zeros, aten.ones, aten.empty, zero_scores}
 MOST_PAIRS = 2**22  # numbers of a table of pairs of positions
 COMPARED = 40  # length at which all pairs of positions are compared
 FEW = 9  # tokens at which a value that is filled has entries if it ever has
-SAMPLED = 64  # positions from the whole range whose pairs are compared beside them
-NEAR_KEYS = 12  # largest distance of half of the sampled pairs
-FEW_PLACES = 16  # positions whose pairs with all others are compared
+SAMPLED = 64  # positions whose pairs with all others are compared at a time
+FEW_PLACES = 16  # positions whose pairs with all others are compared in long ranges
 
 
 @dataclass(frozen=True)
@@ -319,7 +318,7 @@ class Lengths(torch.nn.Module):
             refuse(
                 node,
                 f"needs a table of {count} x {count} pairs of positions, of at most {MOST_PAIRS:,} "
-                "numbers",
+                "numbers; compute it from torch.arange in forward",
             )
         self._check_prefix(node, roles, (count, count - 3, 5))
         axes = kinds(roles).index("Q"), kinds(roles).index("K")
@@ -445,8 +444,7 @@ def triangle(x: Tensor, cut: Cut, call: Call) -> Tensor:
 
 def compared_pairs(count: int, every: bool) -> Iterator[Tuple[Tensor, Tensor]]:
     """Yield positions of queries [1,n] and keys [1,m] whose pairs are compared: every one; or those
-    of some with all others, which show a query or key that differs from others, and some near
-    each other.
+    of some with all others, which show a query or key that differs from others.
     """
     places = torch.arange(count)[None]
     if every:
@@ -456,7 +454,3 @@ def compared_pairs(count: int, every: bool) -> Iterator[Tuple[Tensor, Tensor]]:
     spread = torch.arange(FEW_PLACES) + torch.rand(FEW_PLACES, generator=generator)
     some = (spread * count / FEW_PLACES).long()[None]
     yield from ((some, places), (places, some))
-    i, j = (torch.randint(count, (1, SAMPLED), generator=generator) for _ in range(2))
-    near = torch.randint(NEAR_KEYS, (SAMPLED // 2,), generator=generator)
-    i[0, : SAMPLED // 2] = (j[0, : SAMPLED // 2] + near).clamp(max=count - 1)
-    yield i, j

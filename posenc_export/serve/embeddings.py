@@ -72,7 +72,13 @@ class Embedder:
             rule = "the graph to run"
             raise refused("server", rule, "an error", "send fewer texts", 500) from None
         tokens = sum(len(row) for row in rows)
-        vectors = [_written(row, asked.encoding_format) for row in embeddings]
+        # In base64, or as the shortest numbers that give the same float32.
+        vectors = [
+            base64.b64encode(row.astype("<f4").tobytes()).decode()
+            if asked.encoding_format == "base64"
+            else [float(str(number)) for number in row]
+            for row in embeddings
+        ]
         pairs = enumerate(vectors)
         data = [{"object": "embedding", "index": at, "embedding": vector} for at, vector in pairs]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -91,12 +97,6 @@ class Embedder:
         else:
             rows = [np.array(ids, np.int64) for ids in inputs]
         return rows, embed(self.model, rows)
-
-
-def _written(row: np.ndarray, form: str) -> Union[str, List[float]]:
-    if form == "base64":
-        return base64.b64encode(row.astype("<f4").tobytes()).decode()
-    return [float(str(number)) for number in row]  # the shortest numbers that give the same float32
 
 
 def application(name: str, model: Model, limits: Limits, access: Access = Access()) -> FastAPI:

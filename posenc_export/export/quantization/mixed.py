@@ -7,7 +7,7 @@ for outputs (Martens and Grosse 2015, K-FAC, both factors diagonal).
 """
 
 from contextlib import ExitStack
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -167,16 +167,11 @@ def _measured(
         steps = Steps(say, phase, len(windows), what)
         for window in windows:
             with watching:
-                loss: Any = _cross_entropy(model, torch.from_numpy(window[None]))
-            loss.backward()
+                logits = whole_pass(model, torch.from_numpy(window[None]))[0, :-1]
+            following = torch.from_numpy(window[1:])
+            torch.nn.functional.cross_entropy(logits, following, reduction="sum").backward()
             steps.advance()
     return sensitivities
-
-
-def _cross_entropy(model: Model, tokens: Tensor) -> Tensor:
-    """Return the cross-entropy of a window [1,L] int64, summed over its tokens."""
-    logits = whole_pass(model, tokens)[0, :-1]
-    return torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="sum")
 
 
 def _choices(parts: Sequence[Tuple[Use, Sensitivity]]) -> List[Choice]:

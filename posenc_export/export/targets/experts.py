@@ -72,7 +72,10 @@ def sparse(op: Builder, node: Experts) -> ir.Value:
     by_token = op.Reshape(logits, [-1, size(node.gates, 0)])
     first = _alternating(op, node.gates, node.ups)
     first_bias = _alternating(op, node.gates_bias, node.ups_bias)
-    second = _second(op, node.downs)
+    name, on_grid = op.rounded(node.downs)
+    by_output = f"{constant_of(node.downs).name}.by_output"  # [N,E,H]
+    second = op.weight(by_output, lambda: _by_output(node.downs))
+    second = second if on_grid is None else op.mark(second, name, on_grid)
     attributes: Dict[str, Any] = {"k": node.chosen, "activation_type": "swiglu", "swiglu_fusion": 1}
     attributes |= {"activation_alpha": node.alpha, "activation_beta": node.beta}
     attributes |= {"swiglu_limit": node.limit} if math.isfinite(node.limit) else {}
@@ -192,13 +195,6 @@ def _by_output(weights: ir.Value) -> np.ndarray:
     """Return constant weights [N,n,m] as [N,m,n], and constant biases [N,m] unchanged."""
     numbers = numbers_of(constant_of(weights))
     return np.ascontiguousarray(np.swapaxes(numbers, 1, -1) if numbers.ndim == 3 else numbers)
-
-
-def _second(op: Builder, downs: ir.Value) -> ir.Value:
-    """Return weights of downs [N,H,E] in a constant [N,E,H]."""
-    name, on_grid = op.rounded(downs)
-    weight = op.weight(f"{constant_of(downs).name}.by_output", lambda: _by_output(downs))
-    return weight if on_grid is None else op.mark(weight, name, on_grid)
 
 
 def _alternating(

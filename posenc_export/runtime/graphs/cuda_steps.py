@@ -32,7 +32,7 @@ class DeviceCopies:
 
     def address(self, array: np.ndarray) -> int:
         """Return the address on the device of an array that is contiguous in its base."""
-        block, copies = _block(array), self._copies
+        block, copies = array if array.base is None else array.base, self._copies
         name = id(block)
         if name not in copies:
             value = onnxruntime.OrtValue.ortvalue_from_numpy(block, "cuda", 0)
@@ -159,7 +159,3 @@ def _options(number: int) -> Any:
     options = onnxruntime.RunOptions()
     options.add_run_config_entry("gpu_graph_id", str(number))
     return options
-
-
-def _block(array: np.ndarray) -> np.ndarray:
-    return array if array.base is None else array.base

@@ -335,10 +335,6 @@ def _selected(p: Program, a: Arguments, y: Any) -> str:
     return p.node("Gather", a["self"], at, axis=axis)
 
 
-def _joined(p: Program, a: Arguments, y: Any) -> str:
-    return p.node("Concat", *(p.cast(x, y.dtype) for x in a["tensors"]), axis=a.get("dim", 0))
-
-
 def _padded(p: Program, a: Arguments, y: Any) -> Optional[str]:
     if a.get("mode", "constant") != "constant":
         return None
@@ -390,7 +386,9 @@ OPERATORS: Dict[str, Writer] = {
     "permute": _transposed,
     "slice": _sliced,
     "select": _selected,
-    "cat": _joined,
+    "cat": lambda p, a, y: p.node(
+        "Concat", *(p.cast(x, y.dtype) for x in a["tensors"]), axis=a.get("dim", 0)
+    ),
     "pad": _padded,
     "index_select": lambda p, a, y: p.node("Gather", a["self"], a["index"], axis=a["dim"]),
     "gather": lambda p, a, y: p.node("GatherElements", a["self"], a["index"], axis=a["dim"]),

@@ -14,6 +14,7 @@ from posenc_export.export.quantization.mixed import Choice
 from posenc_export.export.quantization.samples import Sample
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
+from posenc_export.models.whole_pass import whole_pass
 from posenc_export.runtime.artefact import rules
 
 BYTES = decoder_config(256, 2, 384, block_config(128, 4, 32, kv_heads=2, encoding={"name": "rope"}))
@@ -51,6 +52,11 @@ def test_the_weight_that_loses_most_for_its_bytes_gets_the_larger_format() -> No
     assert [choice.format for choice in result] == ["int4", "int8-32", "int8-32"]
 
 
+def _loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    logits = whole_pass(model, tokens)[0, :-1]
+    return torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="sum")
+
+
 def test_the_estimated_loss_of_small_errors_is_that_of_gaussian_noise_on_the_outputs(
     sample: Sample,
 ) -> None:
@@ -61,12 +67,12 @@ def test_the_estimated_loss_of_small_errors_is_that_of_gaussian_noise_on_the_out
     errors = 0.01 * torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(0))
     window = torch.from_numpy(sample.windows[:8])
     with torch.no_grad():
-        plain = sum(mixed._cross_entropy(MODEL, row[None]) for row in window)
+        plain = sum(_loss(MODEL, row[None]) for row in window)
         noisy = seeded(BYTES)
         changes = []
         for sign in (1, -1):  # the mean over both signs has no term of first order
             noisy.head.linear.weight = torch.nn.Parameter(head.weight + sign * errors)
-            more = sum(mixed._cross_entropy(noisy, row[None]) for row in window) - plain
+            more = sum(_loss(noisy, row[None]) for row in window) - plain
             changes.append(float(more) / window.numel())
     assert sensitivity.loss(errors, rows) == pytest.approx(np.mean(changes), rel=0.5)
 
