@@ -59,6 +59,6 @@ def test_an_interrupted_export_leaves_nothing(
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(artefact, "_write_text", interrupted)  # after graph and weights
+    monkeypatch.setattr(artefact.proof, "write", interrupted)  # after graph and weights
     assert main([*GIVEN, "-o", str(tmp_path / "all")]) == 130
     assert not list(tmp_path.iterdir())
