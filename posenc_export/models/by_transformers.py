@@ -66,7 +66,7 @@ LIMITS = {
     "original_max_position_embeddings": "original length",
 }
 SECTIONS = "mrope_section"  # of a rotation: numbers of pairs by coordinate
-LONGROPE = "longrope"
+LONGROPE, DYNAMIC = "longrope", "dynamic"
 TWICE = ("falcon",)  # types whose eager attention adds ALiBi twice, as that of transformers 5.24
 OLD_BUFFER = re.compile(r"\.(attn\.masked_bias|rotary_emb\.inv_freq)$")
 UNTIE = "set tie_word_embeddings to false"
@@ -159,17 +159,28 @@ class TransformersModel(torch.nn.Module):
             return 0
 
     def choose_factors(self) -> None:
-        """Give rotations of LongRoPE one of their two sets of factors for all positions: long if
-        max_positions is above the trained length. transformers chooses in each call.
+        """Give rotations that transformers chooses in each call the same factors for all positions.
+        LongRoPE gets its long ones if max_positions is above the trained length.
+
+        Raises:
+            ValueError: more positions than the trained length of dynamic rotations, whose factors
+                depend on the length of a call from there on.
         """
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         modules: Iterator[Any] = self.modules()
-        for part in [part for part in modules if getattr(part, "rope_type", "") == LONGROPE]:
-            config = part.config
-            self.trained = config.rope_parameters["original_max_position_embeddings"]
-            part.inv_freq, _ = ROPE_INIT_FUNCTIONS[LONGROPE](config, seq_len=self.max_positions)
-            part.rope_type = "default"  # which transformers leaves as it is
+        for part in [part for part in modules if hasattr(part, "original_max_seq_len")]:
+            most = part.original_max_seq_len
+            if DYNAMIC in str(part.rope_type) and self.max_positions > most:
+                rule = f"at most {most} positions, the trained length of its dynamic rotations"
+                remedy = f"set max_positions to {most}; longer calls rotate all their tokens anew"
+                raise refusal(WHERE, rule, self.max_positions, remedy)
+            if part.rope_type == LONGROPE:
+                config = part.config
+                self.trained = config.rope_parameters["original_max_position_embeddings"]
+                part.inv_freq, _ = ROPE_INIT_FUNCTIONS[LONGROPE](config, seq_len=self.max_positions)
+            if part.rope_type in (LONGROPE, DYNAMIC):
+                part.rope_type = "default"  # which transformers leaves as it is
 
     @property
     def decodes(self) -> bool:

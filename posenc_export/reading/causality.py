@@ -98,7 +98,7 @@ def _later_tokens(capture: Capture, x: Tensor) -> List[str]:
 
 def affordable(weights: int, most: int) -> int:
     """The longest sequence of a probe that takes seconds, for a module of so many weights."""
-    return max(24, min(most, int(WORK / max(1, weights))))
+    return min(most, max(24, int(WORK / max(1, weights))))
 
 
 def _longest(capture: Capture) -> int:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from posenc_export import export_model, ops
 from posenc_export.commands.cli import main
+from posenc_export.export.read_module import as_model
 from posenc_export.models import task_heads
 from posenc_export.models.by_transformers import TransformersModel, without_code
 from posenc_export.models.checkpoint import Checkpoint, SafetensorsFile
@@ -97,6 +98,19 @@ def test_a_checkpoint_is_what_transformers_computes(name: str, tmp_path: Path) -
     assert model.max_positions == 64
     # Experts are read in batches, whose sums are rounded in another order on some processors.
     torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-6)
+
+
+def test_dynamic_rotations_end_at_the_trained_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rotation = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    monkeypatch.setitem(
+        TYPES, "llama", {"max_position_embeddings": 12, "rope_parameters": rotation}
+    )
+    ids, expected = _outputs(_saved("llama", tmp_path / "c"))
+    model = from_pretrained(tmp_path / "c")
+    torch.testing.assert_close(as_model(model).captured.whole(ids), expected, rtol=0, atol=1e-6)
+    assert "at most 12 positions, the trained length" in _refusal(tmp_path / "c", max_positions=13)
 
 
 @pytest.mark.parametrize("weights", choice([None, "int4", "int8"], [None]))
