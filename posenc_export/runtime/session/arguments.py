@@ -30,7 +30,7 @@ class RowTokens(NamedTuple):
     columns: np.ndarray
 
     def part(self, some: slice, columns: slice) -> "RowTokens":
-        """Return the tokens of some of these rows, in columns from one on that is given."""
+        """Return the tokens of some of these rows, and of them those in some columns."""
         first, begin, x = self.rows.start, columns.start, self.x[some, columns]
         planes = {name: plane[:, some, columns] for name, plane in self.planes.items()}
         counts = np.clip(self.counts[some] - begin, 0, x.shape[1])
@@ -53,8 +53,8 @@ class Prompt:
     logits_to_keep: int
 
     def chunks(self, first: int, most: int) -> Iterator[RowTokens]:
-        """Yield the tokens to feed at a time, at most `most` of each row if that is not 0, if the
-        first row has index `first`.
+        """Yield the tokens of each chunk. first: index of the first row in the session. most: limit
+        of the tokens of a row in a chunk, beside `chunk`; 0 for none.
         """
         counts = self.tokens.counts
         most, longest, count = min(self.chunk, most or self.chunk), int(counts.max()), len(counts)
@@ -92,7 +92,7 @@ def check_prefill(
     encoder: Optional[Inputs] = None,
     logits_to_keep: Optional[int] = None,
 ) -> Prompt:
-    """Check arguments of Session.prefill but those that depend on its state. Raise ValueError."""
+    """Check what does not depend on the session's rows in a prefill. Raise ValueError."""
     x, counts = padded_rows(inputs, manifest.inputs[0])
     begins = None
     if attention_mask is not None:
@@ -129,7 +129,7 @@ def check_every_row(counts: np.ndarray, rows: str) -> None:
 
 
 def check_rewind(manifest: Manifest, length: List[int], n: Numbers) -> List[int]:
-    """Return how many tokens `n` takes back from each row, at least from one row; or raise."""
+    """Return how many tokens `n` takes back from each row. Raise ValueError for too many."""
     check_has_cache(manifest, "rewind")
     counts: List[int] = per_row("n of rewind", n, len(length) or 1).tolist()
     if any(a > b for a, b in zip(counts, length or [0], strict=True)):
@@ -169,8 +169,8 @@ def check_rows_are_independent(manifest: Manifest, call: str) -> None:
 
 
 def _plane(prompt: Prompt, name: str, numbers: np.ndarray, planes: int, limit: int) -> np.ndarray:
-    """Check coordinates or token types 0 .. limit - 1, and return them as [planes,B,S] int64: those
-    of the tokens of a prompt, in the first columns of a row.
+    """Check coordinates or token types [planes,B,S], which must be in 0 .. limit - 1. Return those
+    of the tokens of a prompt, moved to the first columns of each row, int64.
     """
     if not planes:
         rule = "an encoding with coordinates" if name == "grid" else "a model with segments"
@@ -274,9 +274,9 @@ def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
 def align(
     padded: np.ndarray, counts: np.ndarray, attention_mask: Any
 ) -> Tuple[np.ndarray, np.ndarray, Optional[np.ndarray]]:
-    """Return the tokens of rows [B,S] or [B,S,E] of `counts` tokens that a mask keeps, in the first
-    columns and zeros behind, the number of tokens of each row [B], and the column of their first
-    ones before [B]; None if all are kept. Raise ValueError for a wrong mask.
+    """Move the tokens that a mask keeps of rows [B,S] or [B,S,E] to the first columns, with zeros
+    behind. Return the rows, the number of tokens of each [B], and the column where each began [B],
+    None if all tokens are kept. Raise ValueError for a wrong mask.
     """
     mask, shape = array_of("attention_mask", attention_mask), padded.shape[:2]
     if mask.shape != shape:
@@ -319,8 +319,9 @@ def padded_rows(inputs: Inputs, value: Value) -> Tuple[np.ndarray, np.ndarray]:
 
 
 def _converted(array: np.ndarray, value: Value, first: int) -> np.ndarray:
-    """Return an array of the axes of an input from `first` (0 or 1) on in its dtype. Ids may have
-    any integer dtype, and rows in lists any of numbers. Raise ValueError for others.
+    """Return an array in the dtype of an input. It must have the axes of the input from `first` on,
+    which is 1 for a row of a list. Ids may have any integer dtype, and rows of lists any dtype of
+    numbers. Raise ValueError for others.
     """
     dtype, axes = np.dtype(value.dtype), value.axes[first:]
     ids, of_rows = dtype.kind == "i", "a row of " * first
