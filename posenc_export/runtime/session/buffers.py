@@ -1,5 +1,5 @@
-"""Memory of the states of a session: on the host, all of it or pages where they are written, or on
-the device with the CUDA runtime that ONNX Runtime has loaded.
+"""Memory of the states of a session. On the host, all of it is taken at once, or each page when it
+is written. On the device, the CUDA runtime that ONNX Runtime has loaded copies it.
 """
 
 import ctypes
@@ -127,8 +127,8 @@ class Buffer:
             self.write(index, self.fill)
 
     def release(self, row: int, begin: int) -> None:
-        """Give whole pages of slots of a row from `begin` on, whose content becomes zeros, back to
-        the system; in reserved buffers only.
+        """Give the memory of slots of a row from `begin` on back to the system, in whole pages. Its
+        content becomes zeros. Only for reserved buffers.
         """
         assert self.mapping is not None
         address, pitch, width, height = self._pieces(row, self.shape[self.axis] - begin, begin)
@@ -201,7 +201,7 @@ def to_host(array: np.ndarray, source: int) -> Callable[[], None]:
 
 
 def _call(name: str, *arguments: Any) -> None:
-    """Call a function and wait for it: ONNX Runtime runs on another stream, which would not."""
+    """Call a function and wait: ONNX Runtime's stream does not wait for the one it runs on."""
     with DEVICE_LOCK:
         runtime = _runtime()
         _check(name, getattr(runtime, name)(*arguments) or runtime.cudaStreamSynchronize(None))
