@@ -85,16 +85,16 @@ class Window(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The memory of a state. Of one that is written in place, both buffers are one. Otherwise a run
-    reads one of them and writes the other, of a state that grows the first elements.
+    """The memory of a state. A state that is written in place has one buffer, listed twice. For
+    others, a run reads one buffer and writes the other. A state that grows fills its first numbers.
     """
 
     state: State
     buffers: Tuple[Buffer, Buffer]
 
     def take(self, old: "Memory", slots: Sequence[int], turn: int) -> None:
-        """Copy the content of other memory, of a state in place the first slots of each row, as far
-        as there is room.
+        """Copy the content of other memory, as far as there is room. slots: for a state in place,
+        how many first slots of each row to copy.
         """
         here, there = self.buffers[turn], old.buffers[turn]
         if not self.state.in_place:
@@ -105,8 +105,8 @@ class Memory(NamedTuple):
             here.copy_slots((row, 0), there, (row, 0), min(count, most))
 
     def cut(self, turn: int, keep: np.ndarray, columns: int) -> Write:
-        """Return a write of the first columns of a state that grows, the fill value where `keep`
-        [R,used] is False.
+        """Return a write that keeps the first columns of a state that grows, and fills slots where
+        `keep` [R,used] is False.
         """
         buffer, axis, (rows, used) = self.buffers[turn], self.state.axis, keep.shape
         shape = shape_of(self.state, rows, used)
@@ -136,9 +136,9 @@ class Caches:
         rows: number of rows R. Of graphs with growing states, all of them are in use.
         extent: slots that are allocated of states in place and of growing ones.
         written: number of first slots of each row [R] that may have been written.
-        lazy: whether rows have as many slots as the capacity from the start, of which those that
-            are written take memory, so that rows grow without a move. The cost of the graph must
-            not follow the slots.
+        lazy: whether rows have as many slots as the capacity from the start, so that they grow
+            without a move. Only slots that are written take memory. The cost of the graph must not
+            depend on the number of slots.
         bindings: bound graph inputs of few tokens, by their shapes.
     """
 
@@ -224,9 +224,10 @@ class Caches:
     def copy(
         self, to: Place, source: "Caches", at: Place, tokens: int, kept: Tuple[int, int] = (0, 0)
     ) -> None:
-        """Copy `tokens` tokens of states in place of other caches, from a row and token `at` on, to
-        `to` of these; in caches of windows those that both hold. A row that begins there has no
-        other tokens in these. kept: token in slot 0 of caches of windows of both rows, `to` first.
+        """Copy `tokens` tokens of states in place from other caches, from row and token `at` on, to
+        row and token `to` of these. Caches of windows get the tokens that both hold; a row that
+        begins at token 0 loses its others. kept: token in slot 0 of caches of windows, of `to`
+        first.
         """
         target, begin = to[1] - int(kept[0]), at[1] - int(kept[1])
         gone = min(max(0, -begin, -target), tokens)
@@ -257,8 +258,8 @@ class Caches:
         return [memory.buffers[turn].read()[row].copy() for memory in self.of(REPLACED)]
 
     def emptied(self) -> "Caches":
-        """Return caches for other rows. Slots may keep their content. Memory that has grown is
-        left.
+        """Return caches for other rows: these, with old content in their slots, or caches without
+        memory if theirs has grown.
         """
         grown = self.written.max(initial=0) if self.lazy else self.extent
         return self.empty() if grown > (FIRST if self.lazy else self.fitting(1)) else self
@@ -294,7 +295,7 @@ class Caches:
     def _resized(
         self, rows: int, extent: int, slots: int, turn: int, reuse: bool = True
     ) -> "Caches":
-        """Return caches of other sizes with the same content, of states in place `slots` slots.
+        """Return caches of other sizes with the same content. States in place keep `slots` slots.
         reuse: whether they share buffers whose sizes stay the same.
         """
         caches = self.empty(rows, extent)
@@ -332,7 +333,7 @@ def shape_of(state: State, rows: int, slots: int) -> Shape:
 
 
 def allocates_lazily(graph: Graph) -> bool:
-    """Whether caches of a graph may have more slots than are used, of which no memory is taken."""
+    """Whether caches of a graph may have unused slots, which then take no memory."""
     manifest = graph.manifest
     moves = any([s.grows or (s.in_place and s.reads_hidden) for s in manifest.states])
     return CAN_RESERVE and graph.device == "cpu" and not (moves or manifest.capacity_bucket)
