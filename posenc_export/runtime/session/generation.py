@@ -139,7 +139,7 @@ class Lookup:
             text.append(int(token))
 
     def propose(self) -> List[int]:
-        """Return `count` tokens that may follow, at least one; none without an occurrence."""
+        """Return `count` tokens that may follow, at least one; none if no n-gram occurs before."""
         text = self._text
         for size in SIZES:
             begin = self._following.get(tuple(text[-size:])) if len(text) >= size else None
@@ -150,8 +150,8 @@ class Lookup:
 
 
 def next_count(count: int, right: bool) -> int:
-    """Return the number of tokens to draft after `count` tokens that were all right or not: 0, 1,
-    3, 7 or 15, read in passes of 2, 4, 8 or 16. After 0, whether the first one would have been.
+    """Return how many tokens to draft after `count`: 0, 1, 3, 7 or 15, read in passes of 2, 4, 8 or
+    16. right: whether all drafted tokens were chosen; after 0, whether the first would have been.
     """
     return min(2 * count + 1, MOST) if right else count // 2
 
@@ -203,7 +203,7 @@ class Reader:
         return logits
 
     def keep(self, draft: List[int], logits: np.ndarray) -> List[int]:
-        """Choose tokens from logits [S,V] as long as the drafted ones are those chosen."""
+        """Choose tokens from logits [S,V] until one differs from the draft. Return them."""
         chosen: List[int] = []
         for drafted, of_token in zip([*draft, None], logits[-len(draft) - 1 :], strict=True):
             chosen.append(self.take(of_token))
@@ -235,7 +235,7 @@ def generate(
     logits = _feed(session, prompt, encoder, rows)
     begin, read = session.length, none if prompt is None else prompt
     texts = [Lookup([*earlier[row], *read[row]]) if speculate else None for row in range(rows)]
-    most = [min(sampling.max_tokens, room + 1) for room in session.room.tolist()]  # one is not fed
+    most = [min(sampling.max_tokens, room + 1) for room in session.room.tolist()]  # last: not fed
     readers = [
         Reader(manifest, int(begin[row]), replace(sampling, max_tokens=most[row]), row, drafts)
         for row, drafts in enumerate(texts)
@@ -259,9 +259,8 @@ def generate(
 
 
 def _read(session: Any, readers: Sequence[Optional[Reader]]) -> None:
-    """Read the unread tokens of each row in one pass, None for one that does not read, with drafts
-    if the session passes `check_speculate`, and choose at least one token after them for each row
-    that reads. Raise as Session.step.
+    """Read the unread tokens of each row and its drafts in one pass, and choose at least one token
+    after them. A row whose reader is None reads nothing. Raise as Session.step.
     """
     proposals = [r.drafts.propose() if r and r.drafts else [] for r in readers]
     drafts = _drafts(session, readers, proposals)
@@ -290,7 +289,7 @@ def _read(session: Any, readers: Sequence[Optional[Reader]]) -> None:
 def _drafts(
     session: Any, readers: Sequence[Optional[Reader]], proposals: Sequence[List[int]]
 ) -> List[List[int]]:
-    """Return the proposed tokens to read, as far as a row may have more."""
+    """Return the proposed tokens for which rows have room and runs of the graph are saved."""
     drafts, room = [], session.room.tolist()
     # Rows that are read one by one take as many runs of the graph as one step has rows.
     separate = session.manifest.continuation_rows == 1
