@@ -80,7 +80,7 @@ class Model:
         tokenizer.json, token ids are the bytes of a text in UTF-8.
 
         Raises:
-            ValueError: the artefact has no tokenizer, and not the 256 token ids of bytes.
+            ValueError: the artefact has no tokenizer, and its vocabulary is not 256 bytes.
             ModuleNotFoundError: tokenizers is not installed.
         """
         return codec(self._folder("a tokenizer"), self.manifest)
@@ -193,8 +193,8 @@ class Model:
         Args:
             prompt: name of a prompt of the checkpoint to put before each text; None for its default
                 prompt, which most checkpoints do not have.
-            batch: largest number of tokens, padding included, that are read together. Texts of
-                similar length are.
+            batch: largest number of tokens, padding included, that are read together. Texts are
+                sorted by length first.
 
         Raises:
             ValueError: the artefact has no output sentence_embedding or no tokenizer, texts are not
@@ -408,8 +408,8 @@ def check_embeds(manifest: Manifest) -> None:
 
 
 def groups(lengths: Sequence[int], batch: int) -> List[List[int]]:
-    """Return the indices of rows to read together, longest first: as many rows of similar length as
-    `batch` tokens with their padding, at least one.
+    """Divide rows into groups to read together, longest first, and return their indices. A group
+    has at most `batch` tokens, padding included, or one row.
     """
     batches: List[List[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
@@ -420,7 +420,7 @@ def groups(lengths: Sequence[int], batch: int) -> List[List[int]]:
 
 
 def _prompt(folder: Path, name: Optional[str]) -> str:
-    """Return the text of a prompt of the checkpoint, of its default prompt without a name."""
+    """Return the text of a prompt of the checkpoint; without a name, that of its default prompt."""
     path = folder / PROMPTS
     content = json_of("embed", path.name, path.read_bytes(), AGAIN) if path.is_file() else {}
     settings = typed("embed", path.name, content, Settings, AGAIN)
