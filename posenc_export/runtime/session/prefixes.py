@@ -27,7 +27,7 @@ class Prefix(NamedTuple):
         return self.size * len(self.blocks)
 
     def write(self, rows: Rows, row: int) -> Rows:
-        """Return rows with the tokens in an empty row, for which there is room."""
+        """Copy the tokens to an empty row with room for them, and return the rows."""
         length, first_kept = rows.length.copy(), rows.first_kept.copy()
         length[row] = self.length
         first_kept[row] = kept = rows.caches.window.first_kept(self.length)
@@ -39,11 +39,11 @@ class Prefix(NamedTuple):
 
 
 class Prefixes:
-    """A tree of prefixes in blocks of `size` tokens, in memory for `count` blocks, of which a CPU
-    gives what is written. The blocks used least recently are replaced by new ones.
+    """A tree of prefixes in blocks of `size` tokens, with memory for `count` blocks. On a CPU, only
+    blocks that were written take memory. New blocks replace those used least recently.
 
-    Of a path in the tree, blocks nearer to the root count as used later, so that a replaced block
-    never has one after it. Tokens are compared one by one.
+    Blocks nearer to the root of a path count as used later, so no replaced block has one after it.
+    Tokens are compared one by one.
 
     Attributes:
         hits, tokens: number of prefixes found, and of tokens in them.
@@ -61,8 +61,8 @@ class Prefixes:
         return len(self._blocks)
 
     def find(self, tokens: Sequence[int], key: str = "") -> Prefix:
-        """Return the longest known prefix of a row, whose ids from position 0 on are `tokens`, that
-        was saved with this key and leaves at least its last token unread.
+        """Return the longest prefix of `tokens`, ids of a row from position 0 on, that was saved
+        with this key. At least the last token stays unread.
         """
         path = self._path(_parts(tokens[:-1], self._size), key)
         self._use(path)
@@ -70,8 +70,8 @@ class Prefixes:
         return Prefix(self._caches, [self._blocks[node] for node in path], self._size)
 
     def save(self, rows: Rows, row: int, tokens: Sequence[int], key: str = "") -> None:
-        """Copy the blocks of a row that are not known, whose ids are `tokens`, unless caches of
-        windows have given them up.
+        """Copy the blocks of a row with the ids `tokens` that are not saved yet, up to one that
+        caches of windows have dropped.
         """
         kept = int(rows.first_kept[row])
         parts = _parts(tokens, self._size)
