@@ -1,8 +1,8 @@
 """The rows of a session: how many tokens each holds, from which position on, in which memory.
 
-Calls compute the next `Rows` and assign them last, a step the number of its tokens (`reached`).
-What a call leaves that fails or is interrupted lies behind the length of its rows, and needs no
-repair. Writes before the length are assigned together with it, as `pending`, and can be repeated.
+A call computes the next `Rows`, and the session assigns them last. A step only assigns the number
+of its tokens (`reached`). A call that fails or is interrupted has written behind the length of its
+rows alone, and needs no repair. Writes before the length are assigned with it, as `pending`.
 
 Shapes: B rows.
 """
@@ -37,9 +37,9 @@ class RowHistory(NamedTuple):
     def recorded(
         self, limit: int, length: int, new: Sequence[Token], current: Callable[[], States]
     ) -> "RowHistory":
-        """Return the history before new tokens are fed to a row of `length` tokens, from which at
-        least `limit` tokens can be taken back. What was recorded from `length` on, before a rewind
-        or by a call that raised, is dropped. current: gives the states.
+        """Return the history of a row of `length` tokens to which new tokens are about to be fed.
+        Drops records from `length` on, which a rewind or a call that raised left, and old records
+        that are not needed to take back `limit` tokens. current: returns the states.
         """
         states = {at: known for at, known in self.states.items() if at < length}
         if len(new) > 1 or length - max(states, default=-SPACING) >= SPACING:
@@ -55,8 +55,8 @@ class RowHistory(NamedTuple):
         return next(iter(self.states), length)
 
     def back_to(self, target: int) -> Tuple[int, Sequence[Token]]:
-        """Return the last length at or before `target` with states, and the tokens to replay from
-        there.
+        """Return the last length up to `target` whose states are saved, and the tokens to read
+        again from there.
         """
         first, last = self.reach(target), max(at for at in self.states if at <= target)
         return last, self.tokens[last - first : target - first]
@@ -64,15 +64,15 @@ class RowHistory(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Rows:
-    """B rows. New ones have no tokens, others are made by `replace`. Methods return the next rows,
-    and none runs a graph. Only steps change rows, by an assignment to `reached`.
+    """B rows. New rows have no tokens; `replace` makes others. Methods return the next rows, and
+    none runs a graph. Only steps change rows, by an assignment to `reached`.
     """
 
     caches: Caches  # the memory of the rows
     # Position of the first token of each row [B] int64.
     first_position: np.ndarray = field(default_factory=partial(np.zeros, 0, np.int64))
-    # Number of tokens of every row that steps have read since, and `turn`. If that of new rows is
-    # that of others in this memory, their first run does not write what the others read.
+    # Number of tokens of every row that steps have read since, and `turn`. New rows beside others
+    # in this memory have the `turn` of these, so that their first run keeps what the others read.
     reached: Tuple[int, int] = (0, 0)
     count: int = field(init=False)  # number of rows B
     # First token of each row [B] int64 that caches of windows hold.
@@ -82,7 +82,7 @@ class Rows:
     pending: Tuple[Write, ...] = ()  # writes to the memory that must precede a run of the graph
     # Encoder outputs of each row by graph input, if the model reads an encoder.
     encoder: Dict[str, np.ndarray] = field(default_factory=dict)
-    # Graph inputs of steps (1) and of passes of S tokens per row, by their number S.
+    # Bindings (runner.py) of steps and of passes of S tokens per row, by S, which is 1 for steps.
     bound: Dict[int, Any] = field(default_factory=dict)
     # Number of tokens per row that these can read before the limits of the rows must be checked
     # again; -1 during a step and after one that failed or was interrupted.
@@ -192,15 +192,15 @@ class Rows:
         return rows
 
     def unbind(self) -> None:
-        """Let the next step be bound anew, and count the slots that steps may have written."""
+        """Drop the bindings of steps, and count the slots that steps may have written."""
         columns = max(self.bound, default=0) if self.ready < 0 else 0
         used = self.used if self.caches.by_columns else self.length
         self.caches.mark_written(slice(0, self.count), used + columns)
         self.bound, self.ready = {}, 0
 
     def step_back(self, counts: List[int]) -> bool:
-        """Take back tokens of each row, if the bound step stays valid, which is then one that was
-        done before. Return whether it was.
+        """Take back tokens of each row if the bound step can go on from there: the same number of
+        all rows, whose keys are kept. Return whether it was done.
         """
         caches, bound, ready, count = self.caches, self.bound, self.ready, counts[0]
         if ready <= 0 or self.histories or caches.by_columns:
@@ -216,8 +216,8 @@ class Rows:
         return True
 
     def begin(self, slots: int) -> "Rows":
-        """Return these rows, new ones, with `slots` slots of room each, in the memory of the caches
-        if it is that of as many rows. No other rows may have tokens there.
+        """Give new rows, these, room for `slots` slots each, and return them. They take the memory
+        of the caches if its number of rows fits. No other rows may have tokens there.
         """
         count, caches, alike = self.count, self.caches.emptied(), self.caches.by_columns
         if caches.rows and (caches.rows != count if alike else caches.rows < count):
@@ -272,9 +272,9 @@ class Rows:
         )
 
     def rewound(self, target: np.ndarray) -> Tuple["Rows", RowTokens]:
-        """Return rows at or before `target` tokens [B] of each, and the tokens to replay from
-        there. Raise ValueError if no snapshot is left there, or caches of windows no longer hold
-        keys that the next token reads.
+        """Return rows of at most `target` tokens [B] each, and the tokens to read again from there
+        to reach it. Raise ValueError if no copy of states is left there, or if caches of windows no
+        longer hold keys that the next token reads.
         """
         replay: Dict[int, Sequence[Token]] = {}
         writes: List[Write] = []
@@ -309,7 +309,7 @@ class Rows:
         self.histories = tuple(histories)
 
     def _tokens_of(self, replay: Mapping[int, Sequence[Token]]) -> RowTokens:
-        """Return tokens of some rows, by their index, as those of all rows."""
+        """Return the tokens of some rows, by index, as a call on all rows without outputs."""
         manifest, rows = self.caches.graph.manifest, [replay.get(i, ()) for i in range(self.count)]
         tokens = [[token for token, _ in row] for row in rows]
         x, counts = arguments.padded_rows(tokens, manifest.inputs[0])
@@ -345,9 +345,9 @@ class Rows:
         return self.replace(length=target, occupied=occupied, pending=writes)
 
     def with_window_room(self, part: slice, counts: np.ndarray) -> "Rows":
-        """Return rows whose caches of windows have room for counts [n] more tokens of some rows,
-        and for the padding that graphs write that read hidden slots: if there is none, the tokens
-        that the next ones read move to the first slots, and earlier ones are lost.
+        """Return rows whose caches of windows have room for counts [n] more tokens of some rows. In
+        a row without room, the tokens that the next ones read move to the first slots, and earlier
+        ones are lost. Graphs that read hidden slots also need room for padding.
         """
         caches, first_kept, writes = self.caches, self.first_kept.copy(), []
         states = caches.graph.manifest.states
