@@ -1,5 +1,5 @@
-"""Read tokens: the rows of a call, the runs of the graph on them, and the rows after it. A step is
-such a call of one token per row, whose graph inputs stay bound.
+"""Read tokens: the rows of a call, the runs of the graph on them, and the rows after it. A step
+reads one token per row, with graph inputs that stay bound.
 
 Shapes: B batch, S new tokens, T columns in use, R tokens whose logits are requested.
 """
@@ -98,9 +98,9 @@ class Runner:
         return tokens._replace(planes={**tokens.planes, "grid": grid})
 
     def runs(self, rows: Rows, tokens: RowTokens) -> List[RowTokens]:
-        """Return the tokens of each run of the graph: those of all rows, without the first and last
-        ones that read none, of which the longest fills all columns; if the graph continues a single
-        row at a time, those of each row, and of neighbours that read a token each.
+        """Divide tokens into runs of the graph. One run reads all rows, without the first and last
+        ones that have no tokens. A graph that continues a single row at a time gets a run for each
+        row, and one for neighbours that have one token each.
         """
         by_columns, runs = rows.caches.by_columns, []
         if not (by_columns or tokens.counts.all()):
@@ -230,8 +230,8 @@ class Runner:
         return result
 
     def bind(self, rows: Rows, new: int) -> "Binding":
-        """Return a binding for `new` tokens of every row, with all outputs requested, and slots in
-        multiples. It is made once for inputs of the same shapes if caches are written in place.
+        """Return a binding for `new` tokens of every row, with all outputs requested and the slots
+        of `_step_slots`. Caches in place keep it, and it serves all inputs of the same shapes.
         """
         source, caches, encoder = self.manifest.inputs[0], rows.caches, rows.encoder
         zeros = np.zeros((rows.count, new, *source.token_shape), source.dtype)
@@ -257,17 +257,17 @@ class Runner:
         return binding
 
     def of_every_row(self, rows: Rows, x: np.ndarray) -> RowTokens:
-        """Return as many tokens of every row, x [B,S] or [B,S,E], all of whose outputs count."""
+        """Return tokens x [B,S] or [B,S,E], S of every row, with all outputs requested."""
         counts = np.full(rows.count, x.shape[1])
         tokens = RowTokens(slice(0, rows.count), x, counts, {}, counts)
         return self.with_coordinates(rows, tokens)
 
     def _step_slots(self, rows: Rows, needed: int) -> int:
-        """Return how many slots steps count: more than the `needed` ones of the longest row, at
-        most a quarter more or STEP_SLOTS. 0 if the inputs change with each step.
+        """Return the number of slots in the inputs of a step: `needed`, rounded up by at most a
+        quarter or STEP_SLOTS. 0 if no input counts slots in multiples.
 
-        So the inputs of a step with slots, or of a CUDA graph, which does not read
-        total_sequence_length again, change rarely. Slots without a token get scores too.
+        Such inputs change rarely, as a CUDA graph needs, which does not read total_sequence_length
+        again. Slots without a token get scores too.
         """
         if not self.slot_inputs:
             return 0
@@ -291,7 +291,7 @@ class Runner:
         return rows
 
     def widest(self, rows: Rows) -> int:
-        """Return the most tokens per row of a pass, which is bound like a step."""
+        """Return the most tokens per row that are read in a pass, bound like a step; 1 for none."""
         alone = self.manifest.continuation_rows == 1 and rows.count > 1
         passes = rows.caches.in_place and not alone
         return min(self.manifest.chunk, WIDEST, rows.ready) if passes else 1
