@@ -94,9 +94,9 @@ class Session:
 
     @property
     def memory(self) -> int:
-        """Bytes of the caches. Where rows take memory as they are written, in place on the CPU,
-        these are the bytes of their tokens; otherwise those of as many rows of the longest length,
-        both in powers of two.
+        """Bytes of the caches. Rows written in place on the CPU take memory as they grow, and only
+        written slots count. In other caches, all allocated rows and slots count; both grow in
+        powers of two.
         """
         caches, total = self._state.caches, 0
         for buffer in caches.buffers:
@@ -395,8 +395,8 @@ class Session:
         self._settled()
 
     def _settled(self) -> Rows:
-        """Return the rows for a call that is no step: nothing is bound, what was to be written is
-        written, also after an interrupt, and slots behind the tokens of rows are filled.
+        """Return the rows for a call other than a step. Drops bindings, writes what is pending, as
+        after an interrupt, and clears slots behind the tokens if the graph reads them.
         """
         rows = self._state
         if rows.bound:
@@ -416,14 +416,14 @@ class Session:
         return rows
 
     def _written(self, rows: Rows) -> Rows:
-        """Assign rows, and write what they need."""
+        """Assign rows, do their pending writes, and return the rows without these."""
         self._state = rows
         rows = self._state = rows.settled()
         return rows
 
     def _read_few(self, inputs: np.ndarray) -> Optional[np.ndarray]:
-        """Return the outputs [B,S,*] of S tokens per row, [B,S] or [B,S,E], if they are few enough
-        to be read as a step or a pass.
+        """Read S tokens per row, [B,S] or [B,S,E], as a step, or as a pass if a step is bound.
+        Return the outputs [B,S,*], or None if that is not possible.
         """
         rows, new = self._state, inputs.shape[1] if inputs.ndim > 1 else 0
         if new == 1:
