@@ -9,8 +9,8 @@ from torch import Tensor
 
 LEAST = 1e-3  # smaller numbers may be the rounding of larger ones
 NEAR = 2e-5  # of the largest number: what rounding in another order of sums may change
-HIDDEN = -5e3  # scores below it give weights of 0, and show nothing of the size of others
-FINE = 1e-6  # the same for numbers that are formed by the same operations
+HIDDEN = -5e3  # scores below it have weight 0, and do not show how large other scores are
+FINE = 1e-6  # as NEAR, for numbers that are computed by the same operations
 
 
 class Factor(NamedTuple):
@@ -77,7 +77,7 @@ def skewed_last(roles: Roles) -> List[int]:
 
 
 def renamed(roles: Roles, old: str, new: str) -> Roles:
-    """Return roles with tokens read in another role."""
+    """Return roles in which factors of kind `old` have kind `new`."""
     return tuple(
         tuple(factor._replace(kind=new) if factor.kind == old else factor for factor in axis)
         for axis in roles
@@ -85,7 +85,7 @@ def renamed(roles: Roles, old: str, new: str) -> Roles:
 
 
 def shape_of(roles: Roles, counts: Counts) -> List[Any]:
-    """Return the sizes of axes. That of an open number of keys, which a target decides, is -1."""
+    """Return the sizes of axes, with -1 for a number of keys that the target decides."""
     shape = []
     for axis in roles:
         sizes = [factor.size(counts) for factor in axis]
@@ -111,14 +111,14 @@ def joined(x: Tensor, roles: Roles, counts: Counts) -> Tensor:
 def in_heads(x: Tensor, roles: Roles, order: Sequence[int], counts: Counts) -> Tensor:
     """Return x as [B, tokens, heads, entries].
 
-    order: the factors; the last one is entries, those from the third on before it are heads.
+    order: of the factors. The last one is entries, and those from the third up to it are heads.
     """
     y = split(x, roles, counts).permute(list(order))
     return y.flatten(2, -2) if len(order) > 3 else y.unsqueeze(2)
 
 
 def in_axes(y: Tensor, roles: Roles, order: Sequence[int], counts: Counts) -> Tensor:
-    """Return what `in_heads` gave with the axes of the value."""
+    """Return a result of `in_heads` with the axes of the original value."""
     flat = factors(roles)
     if y.dim() != len(flat):
         y = y.reshape([flat[i].size(counts) for i in order])
@@ -127,7 +127,7 @@ def in_axes(y: Tensor, roles: Roles, order: Sequence[int], counts: Counts) -> Te
 
 
 def with_rows(roles: Roles) -> Roles:
-    """Return the roles of a value that has rows first, each of which the module saw alone."""
+    """Return roles with an axis of rows first, for a value that has each row alone."""
     alone = (tuple(Factor(1) if f.kind == "B" else f for f in axis) for axis in roles)
     return ((Factor("B"),), *alone)
 
@@ -182,8 +182,8 @@ def filled(x: Tensor, roles: Roles, counts: Counts, hidden: Tensor, fill: float)
 
 
 def same(x: Tensor, y: Tensor, near: float = NEAR) -> bool:
-    """Return whether two tensors are equal within `near` of the largest number of y, of at least
-    LEAST, and of each number.
+    """Return whether two tensors are equal within `near` times the largest number of y, taken as
+    at least LEAST, plus `near` times each number.
     """
     if x.shape != y.shape or x.dtype != y.dtype:
         return False
@@ -195,7 +195,7 @@ def same(x: Tensor, y: Tensor, near: float = NEAR) -> bool:
 
 
 def orders(roles: Roles, kind: str) -> List[Tuple[int, ...]]:
-    """Return the orders of the factors as rows, tokens of a kind, then all constant ones."""
+    """Return the orders of the factors that begin with rows, then tokens of a kind."""
     flat = kinds(roles)
     if "B" not in flat or kind not in flat:
         return []
