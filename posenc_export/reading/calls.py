@@ -53,7 +53,7 @@ from posenc_export.reading.steps import (
 from posenc_export.reading.values import LAYOUT, inputs_of, packet
 
 TO_SLOTS = "tokens"  # name of a cache that is neither keys nor values
-WHOLE = 2**24  # whole numbers up to it are numbers of float32, as states are
+WHOLE = 2**24  # largest whole number up to which float32, the dtype of states, has no gaps
 TOO_LARGE = (
     f"and a state holds them, or their sum or product over all positions, up to {WHOLE:,}; compute"
     " smaller ones, such as remainders"
@@ -61,8 +61,8 @@ TOO_LARGE = (
 
 
 class Cache(NamedTuple):
-    """A cache [B, heads, T, size], the state [B, heads, size, values] of a recurrence, or the last
-    tokens [B, size, values] that a window reads again.
+    """A cache [B, heads, T, size], the state [B, heads, size, values] of a recurrence, or the
+    window's last tokens [B, size, values].
 
     Attributes:
         layer: index of the attention that reads it, or of the last one before it.
@@ -113,7 +113,7 @@ class Calls(torch.nn.Module):
         self.after = 0 if properties.causal else -1
         self.kept: List[Cached] = []
         self.plans: Dict[Any, Any] = {}
-        self.in_full: Set[Node] = set()  # whose inputs of one row do not stand for all rows
+        self.in_full: Set[Node] = set()  # nodes for which inputs of one row must be repeated
         self.order = self._needed()
         self.reach: Dict[Node, int] = {}  # of values that windows read
         self.filters: Dict[Node, Optional[Filter]] = {}
@@ -176,8 +176,8 @@ class Calls(torch.nn.Module):
         return read is not None and "K" in tokens(read) and "K" not in tokens(own)
 
     def _root(self, node: Node) -> Node:
-        """Return the earliest value that gives a value by rearranging and repeating: the one to
-        cache, in heads where there are any.
+        """Return the value to cache for a node: the smallest one that gives it by rearranging and
+        repeating. Of several, one with an axis of heads, or else the earliest.
         """
         chain = [node]
         while packet(chain[-1]) in LAYOUT and isinstance(self.steps[chain[-1]], Each):
@@ -199,8 +199,8 @@ class Calls(torch.nn.Module):
         return in_two[0] if in_two else small[-1]
 
     def _whole_numbers(self) -> int:
-        """Return the largest whole number that caches keep for a token, of counts that of all
-        positions. Refused: those that are kept or added up are more than float32 may hold.
+        """Return the largest whole number that caches keep for a token; counts may grow up to the
+        number of positions. Refused: a number or a total is larger than float32 holds.
         """
 
         def largest(node: Node) -> int:
@@ -239,13 +239,13 @@ class Calls(torch.nn.Module):
         self.operators.given = self.given
 
     def _behind(self, plan: Any) -> Set[Node]:
-        """Return the nodes that the plans of operators read."""
+        """Return the nodes that a plan reads, with those of the plans within it."""
         found = set(inputs_of(plan.node)) if hasattr(plan, "node") else set()
         inner = [getattr(plan, "inside", None), *getattr(plan, "inputs", ())]
         return found.union(*(self._behind(other) for other in inner if other is not None))
 
     def _rearranges(self, node: Node) -> bool:
-        """Return whether a value is a weight in another layout, which stays one."""
+        """Return whether a node only rearranges a weight, which is done again in each call."""
         return packet(node) in LAYOUT and [self.kind[other] for other in inputs_of(node)] == [
             "const"
         ]
@@ -284,9 +284,9 @@ class Calls(torch.nn.Module):
         return found
 
     def _last_mixed(self) -> Optional[Node]:
-        """Return the smallest value [B,Q,E] that the output depends on through operators on each
-        token alone, so that logits of some tokens need only some of it; of several the last one,
-        so that the operators of a norm stay together.
+        """Return the value [B,Q,E] of which tokens without requested logits can be dropped: between
+        it and the output, all operators act on each token alone. Of these values the smallest, and
+        of equal ones the last, so that the operators of a norm stay together.
         """
         node, best = self.values.out, None
         while isinstance(self.steps[node], Each) and node.target is not EDGE:
@@ -321,7 +321,7 @@ class Calls(torch.nn.Module):
         return call.values[self.values.out], present
 
     def _new(self, cached: Cached, values: Dict[Node, Any], counts: Any) -> Tensor:
-        """Return the new tokens of a cached value as [B,S,N,D], without entries beside them."""
+        """Return the new tokens of a cached value as [B,S,N,D], without padding beside them."""
         node, roles = cached.node, self.steps[cached.node].roles
         order = list(cached.order or by_token(roles))
         new = split(values[node], roles, counts).permute(order)
@@ -366,7 +366,7 @@ class Calls(torch.nn.Module):
             return result
         y = self._cached(Cached(node), call).transpose(1, 2)  # [B,T,N,D]
         y = self._laid_out(y, node, renamed(own, "Q", "K"), counts)
-        if not is_plain(own):  # entries beside the tokens are the same in all calls, or not seen
+        if not is_plain(own):  # padding beside the tokens is the same in all calls, or not seen
             axis, new = axis_of(own, "Q"), call.values[node]
             ((tokens_of,),) = (part for part in own if part[0].kind == "Q")
             after = tokens_of.left + counts["Q"]
@@ -419,7 +419,7 @@ class Calls(torch.nn.Module):
         return self._operate(node, step, call)
 
     def _operate(self, node: Node, step: Any, call: Call) -> Any:
-        """Run an operator, by rows if it reads values of positions."""
+        """Run an operator, for each row alone if it reads values of positions."""
         counts, inputs, apart = call.counts, [], []
         for other, read in zip(inputs_of(node), step.reads, strict=True):
             hides = isinstance(step, OverKeys) and read and set(tokens(read)) == {"Q", "K"}
@@ -499,7 +499,7 @@ class Calls(torch.nn.Module):
         return in_axes(y, step.roles, step.order, call.counts)
 
     def _running(self, node: Node, step: Running, call: Call) -> Tensor:
-        """Continue a total, which a token of padding leaves as it is."""
+        """Continue a total. A token of padding leaves it as it is."""
         x, kept = self._by_token(step.source, call), node in self.states
         past = self._past(node, call) if kept else x.new_zeros(x.shape[0], 1, 2, x.shape[2])
         valid, most = call.positions.ge(0), self.values.capture.max_positions
@@ -550,8 +550,8 @@ class Calls(torch.nn.Module):
         return x if x.is_floating_point() else x.to(torch.float32)
 
     def _with_tail(self, root: Node, call: Call) -> Tensor:
-        """Return the tokens of a call behind the last r ones before them [B,r+S,C], which follow
-        what padding there is in front of the tokens. Keeps the last tokens for the next call.
+        """Return the last r earlier tokens and the tokens of a call [B,r+S,C]. Padding in front of
+        the tokens comes first. Keeps the last tokens for the next call.
         """
         held, reach = Tail(root), self.reach[root]
         if held not in call.tails:
