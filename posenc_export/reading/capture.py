@@ -37,7 +37,7 @@ ROWS = 3
 SOURCES = 13  # tokens of an encoder in examples
 MOST_AXES = 8  # coordinates of a token
 CHECKED = 20  # tokens of a row of the checks
-OFTEN = 0.2  # of the tokens of a row are ids that the module compares its own with
+OFTEN = 0.2  # share of the tokens of a row that are ids which the module tests for
 
 
 def capture(
@@ -51,7 +51,7 @@ def capture(
     output: Union[None, int, str] = None,
     memory: int = 0,
 ) -> Capture:
-    """Trace a module, which stays as it is.
+    """Trace a module, which is not modified.
 
     Args:
         module: maps whole sequences.
@@ -65,7 +65,7 @@ def capture(
             mask [B,M]) whose mask is 1 at tokens and 0 at padding; 0 for one that reads none.
 
     Raises:
-        Refused: the module cannot be traced, or is none on whole sequences by its numbers.
+        Refused: the module cannot be traced, gives no output [B,S,*], or differs from its trace.
     """
     with naming(f"module {type(module).__name__}"):
         x = _input(example, max_positions)
@@ -84,7 +84,7 @@ def capture(
         how = x, max_positions, remedies, causal
         layers = LayersOnce(plain.module, numbered=True) if not memory else None
         if layers and layers.templates:
-            with contextlib.suppress(Refused):  # of layers that are not alike; they say it again
+            with contextlib.suppress(Refused):  # layers are not alike: the whole trace says why
                 return _captured(plain, untouched, *how, layers)
         return _captured(plain, untouched, *how)
 
@@ -98,8 +98,8 @@ def _captured(
     causal: bool,
     layers: Optional[LayersOnce] = None,
 ) -> Capture:
-    """Trace a module that was called with as many tokens as it may get; untouched: before that.
-    layers: which of them are alike and traced once.
+    """Trace a module. plain: after a call with as many tokens as it may get; untouched: before that
+    call. layers: finds layers that are alike, which are traced once.
     """
     short = untouched
     if layers is not None:
@@ -139,7 +139,7 @@ def _captured(
 
 
 def _regions(program: torch.export.ExportedProgram, least: int) -> List[str]:
-    """Phrases of what the graph leaves out of the module's code."""
+    """Return a phrase for each part of the module's code that the graph leaves out."""
     found = ["regions with autocast or gradients off are part of the graph"]
     if not any("wrap_with" in str(node.target) for node in program.graph.nodes):
         found = []
@@ -195,8 +195,8 @@ def _one_tensor(
     output: Union[None, int, str],
     x: Tensor,
 ) -> OneTensor:
-    """The module with the place of its output, from a call with other rows than tokens. forms: what
-    OneTensor.before may be.
+    """Return the module with the place of its output, found in a call whose number of rows differs
+    from that of tokens. forms: values to try for OneTensor.before.
     """
     rows = ROWS + (x.shape[1] == ROWS)
     x = x[torch.arange(rows) % x.shape[0]]
@@ -215,7 +215,7 @@ def _one_tensor(
 
 
 def _path(value: Any, x: Tensor, output: Union[None, int, str]) -> Path:
-    """Where the output stands: the first tensor with an axis of tokens, else that of one token."""
+    """Return the place of the first tensor with an axis of tokens, or else of one token."""
     found = every = dict(_tensors(value))
     if output is not None:
         found = {path: y for path, y in found.items() if path[:1] == (output,)}
@@ -238,7 +238,7 @@ def _path(value: Any, x: Tensor, output: Union[None, int, str]) -> Path:
 
 
 def _tensors(value: Any, path: Path = ()) -> Iterator[Tuple[Path, Tensor]]:
-    """Tensors in what a forward returned, with their places."""
+    """Yield the tensors that a forward returned, with their places."""
     if isinstance(value, Tensor):
         yield path, value
         return
@@ -257,7 +257,7 @@ def _tensors(value: Any, path: Path = ()) -> Iterator[Tuple[Path, Tensor]]:
 
 
 def _examples(x: Tensor, cleaned: Any, length: int) -> Tensor:
-    """Inputs for checks by numbers: tokens that differ, ids from all rows of the embedding."""
+    """Return inputs for checks by numbers: tokens that differ, with ids of all embedding rows."""
     g = torch.Generator().manual_seed(1)
     if x.is_floating_point():
         noise = torch.randn(ROWS, length, *x.shape[2:], generator=g)
@@ -276,21 +276,21 @@ def _examples(x: Tensor, cleaned: Any, length: int) -> Tensor:
         )
     ids = known[torch.randint(len(known), (ROWS, length), generator=g)].to(x.dtype)
     special = [n for n in _compared(cleaned.inputs[0]) if n in known]
-    if special:  # otherwise what they change, as a mask of padding, cannot be seen
+    if special:  # without them, their effect, such as a mask of padding, would not show
         chosen = torch.tensor(special, dtype=x.dtype)[torch.arange(length) % len(special)]
         ids[:, 1:] = torch.where(torch.rand(ids.shape, generator=g) < OFTEN, chosen, ids)[:, 1:]
     return ids
 
 
 def _compared(ids: Node) -> List[int]:
-    """Ids that the module compares its own with."""
+    """Return the ids that the module compares its input ids with."""
     aten = torch.ops.aten
     users = (user for user in ids.users if user.target in (aten.eq.Scalar, aten.ne.Scalar))
     return sorted({int(user.args[1]) for user in users if isinstance(user.args[1], int)})
 
 
 def _begun(x: Tensor, plain: OneTensor) -> Tensor:
-    """Begin no row with an id that gives no finite output alone, as one of padding may do."""
+    """Replace first ids of rows that alone give no finite output, such as an id of padding."""
     if x.is_floating_point() or plain.copied().of(x).isfinite().all():
         return x
     alone = plain.copied().of(x.unique()[:, None].expand(-1, x.shape[1])).flatten(1)
@@ -312,8 +312,8 @@ def _check_output(result: Capture) -> None:
 
 
 def _check_trace(result: Capture) -> None:
-    """The graph must give the numbers of the module, at lengths for which it was not traced; those
-    of a module that gives others in each call are `findings`.
+    """Raise Refused unless the graph gives the numbers of the module, also at lengths that were not
+    traced. `findings` reports a module whose numbers differ from call to call.
     """
     most = affordable(3 * result.weights, min(result.max_positions, 300))
     short = max(result.least, min(CHECKED - 3, most - 1))
