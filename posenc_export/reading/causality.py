@@ -11,12 +11,12 @@ from posenc_export.reading.refused import joined, line_of, operator_of
 from posenc_export.reading.whole import Capture, of_length
 
 LONGEST = 256  # tokens of a probe
-LONGEST_EDGE = 4096  # of one at a number that a length is compared with
-WORK = 1e11  # weights times tokens of such a probe; others together take about as much
+LONGEST_EDGE = 4096  # tokens of a probe at a number that the module compares a length with
+WORK = 1e11  # weights times tokens of one such probe, and of all other probes together
 
 
 def difference(a: Tensor, b: Tensor) -> float:
-    """The largest difference; infinite where one is not finite and the other is."""
+    """Return the largest difference: infinity if one number is finite and the other is not."""
     if a.shape != b.shape:
         return float("inf")
     off = (a - b).abs()
@@ -25,13 +25,13 @@ def difference(a: Tensor, b: Tensor) -> float:
 
 
 def findings(capture: Capture) -> List[str]:
-    """What keeps the module from being computed in calls, a phrase each; none for a causal module
-    whose rows are apart, and whose output depends on tokens and their positions alone.
+    """Return a phrase for each fault that prevents computing the module in calls: rows act on each
+    other, later tokens on earlier ones, or outputs depend on more than tokens and positions.
     """
     x = capture.example
     if not capture.own(x).isfinite().all():
         return ["its output for random tokens is not finite, so that nothing can be checked"]
-    if not capture.gives_last_token:  # otherwise the graph is compared
+    if not capture.gives_last_token:  # of such a module, the graph is compared
         capture = capture.short or capture
     y = capture.own(x)
     if not torch.equal(y, capture.own(x)) or not same(y, capture.own(x, fresh=True)):
@@ -65,7 +65,7 @@ def _rows(capture: Capture, x: Tensor, y: Tensor) -> List[str]:
 
 
 def _changed(x: Tensor) -> Tensor:
-    """Tokens that differ from those of x [1,S,...] at every place."""
+    """Return tokens that differ from those of x [1,S,...] at every place."""
     if x.is_floating_point():
         return x.flip(1) * 0.7 - 0.3 * x.std()
     known = x.unique()
@@ -73,8 +73,8 @@ def _changed(x: Tensor) -> Tensor:
 
 
 def _later_tokens(capture: Capture, x: Tensor) -> List[str]:
-    """Change all tokens from each place on, at the length of the examples, and from some at a
-    longer one.
+    """Return a phrase if later tokens change earlier outputs. Tokens are changed from each place on
+    at the length of the examples, and from some places on in a longer sequence.
     """
     found = []
     longest = _longest(capture)
@@ -97,7 +97,7 @@ def _later_tokens(capture: Capture, x: Tensor) -> List[str]:
 
 
 def affordable(weights: int, most: int) -> int:
-    """The longest sequence of a probe that takes seconds, for a module of so many weights."""
+    """Return the longest sequence that a module of so many weights reads within seconds."""
     return min(most, max(24, int(WORK / max(1, weights))))
 
 
@@ -106,8 +106,8 @@ def _longest(capture: Capture) -> int:
 
 
 def probes(capture: Capture) -> List[int]:
-    """Lengths at which a module is compared with its own output for more tokens: powers of two, and
-    both sides of every number that it compares a length with.
+    """Return lengths at which a module is compared with its output for more tokens: powers of two,
+    and both sides of every number that it compares a length with.
     """
     most = capture.max_positions
     longest = _longest(capture)
@@ -133,8 +133,8 @@ def same_at_every_length(capture: Capture) -> bool:
 
 
 def _lengths(capture: Capture, more: Sequence[int]) -> Tuple[List[str], Set[int]]:
-    """Compare each beginning alone with the whole, also those of `more` tokens; return the lengths
-    that the module takes, too.
+    """Compare outputs of the first n tokens alone with those of a whole sequence, for n in probes
+    and `more`. Return a phrase for each fault, and the lengths that the module takes.
     """
     lengths = sorted({*probes(capture), *more})
     x = of_length(capture.example[:1], lengths[-1])
