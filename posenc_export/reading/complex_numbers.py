@@ -11,7 +11,7 @@ from posenc_export.reading.refused import refuse
 
 aten = torch.ops.aten
 Pair = Tuple[Any, Any]  # nodes of the real and of the imaginary part
-# What is done to each part alone; a product if one of its factors is real.
+# Operators that act on each part alone. Products do if one of their factors is real.
 _LINEAR = set(
     """reshape permute transpose unsqueeze squeeze expand slice select index cat neg sum stack
     flatten unflatten clone repeat_interleave repeat narrow index_select roll flip gather cumsum
@@ -21,7 +21,7 @@ _PRODUCTS = {"mul", "matmul", "mm", "bmm", "einsum"}
 
 
 def real_numbers(graph: Graph, constants: Dict[Node, Tensor]) -> None:
-    """Replace complex values of a graph by their parts. Refuses operators that it does not know."""
+    """Replace complex values of a graph by their parts. Refused: an unknown operator reads one."""
     _Parts(graph, constants).replace()
 
 
@@ -81,7 +81,7 @@ class _Parts:
         return (value.real, value.imag) if isinstance(value, complex) else self.parts[value]
 
     def _pair(self, node: Node) -> Pair:
-        """The parts of a node's complex value."""
+        """Return the parts of a node's complex value."""
         name, args = node.target.overloadpacket.__name__, node.args  # type: ignore[union-attr]
         name = name.removeprefix("_")
         if name == "view_as_complex":
@@ -128,7 +128,7 @@ class _Parts:
         )
 
     def _real(self, node: Node) -> Any:
-        """A real value that is made of complex ones."""
+        """Return the node of a real value that is computed from complex ones."""
         name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
         if name in ("view_as_real", "real", "imag", "abs", "angle"):
             real, imaginary = self._of(node.args[0])
