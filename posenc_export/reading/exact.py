@@ -1,7 +1,7 @@
 """A module in float64, with the numbers of its tables as the module itself computes them.
 
 What depends on the tokens is computed in float64: weights are converted where they meet it, and
-casts to a smaller dtype are raised. What depends on the length alone, such as tables of angles,
+casts to smaller dtypes give float64. What depends on the length alone, such as tables of angles,
 masks and biases, is computed in the module's own dtypes, since these numbers are data.
 """
 
@@ -16,9 +16,7 @@ WIDE |= dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.floa
 
 
 class Exact(Tensor):
-    """A tensor that depends on the tokens: `numbers` in float64 behind the dtype that the module
-    sees.
-    """
+    """A tensor that depends on the tokens. The module sees `dtype`; `numbers` are in float64."""
 
     numbers: Tensor
 
@@ -89,8 +87,8 @@ def _as_seen(value: Any) -> Any:
 
 
 def _seen(tensors: List[Tensor]) -> torch.dtype:
-    """Return the dtype that the module sees of a result in float64: that of its arguments, of which
-    those without axes count if there are no others.
+    """Return the dtype that the module sees for a result: the common dtype of its arguments.
+    Arguments without axes only count if there are no others.
     """
     floats = [t for t in tensors if t.is_floating_point() or t.is_complex()]
     dtype = torch.bool
