@@ -14,7 +14,7 @@ from posenc_export.reading.values import inputs_of
 # With 4 weights, products of 768 channels take 0.12 of the time of a convolution in ONNX Runtime
 # for 1 token and 0.85 for 128, with 8 weights 0.17 and 1.5; the graph grows with them.
 MOST = 8
-FAR = 1e3  # times numbers of the example: a sum passes no bound
+FAR = 1e3  # factor on numbers of the example, at which a bound such as a clamp would show
 
 
 class Filter(NamedTuple):
@@ -35,7 +35,7 @@ def by_token(roles: Roles) -> List[int]:
 
 
 def filter_of(properties: Properties, end: Node, step: Window) -> Optional[Filter]:
-    """Return the filter of at most MOST weights whose numbers a window has; None for others."""
+    """Return the filter that gives the numbers of a window, or None for more than MOST weights."""
     values, root, reach, roles = properties.values, step.root, step.reach, step.roles
     inside, counts = values.of[root], values.counts
     if roles != properties.steps[root].roles or not inside.is_floating_point() or reach >= MOST:
