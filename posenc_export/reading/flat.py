@@ -26,7 +26,7 @@ LIBRARY = "posenc_reading"
 VMAP = {torch._C._functorch._add_batch_dim, torch._functorch.predispatch._add_batch_dim}
 
 
-# Each has a stand-in, an operator of a trace.
+# Operations for which a trace records a stand-in, an operator of the same name.
 STANDING = (
     "append", "attention_mask", "attend", "rotate_pairs", "distances", "select_tokens",
     "gated_delta",
@@ -36,14 +36,14 @@ _OF = getattr(torch.ops, LIBRARY)
 
 
 def _stand_in(name: str) -> Any:
-    """Define the operator that stands for an operation, with the shapes of its semantic node."""
+    """Define the stand-in of an operation, which has the shapes of its semantic node."""
     operation = getattr(ops, name)
     schema = re.sub(DEFAULT, "", library.infer_schema(operation, mutates_args=()))
     if name == "append":
         schema = schema.replace(")", ", Tensor key_positions)", 1)
 
     def fake(*given: Any) -> Any:
-        if name == "append":  # all slots, of which a semantic node has those that are full
+        if name == "append":  # all slots; a semantic node has the filled ones
             past, *_, key_positions = given
             return past.new_empty(*past.shape[:2], key_positions.shape[1], past.shape[3])
         with semantic_graph():
@@ -59,10 +59,10 @@ OPERATIONS |= {experts.RUN: ops.weighted_experts, scores.SUFFIX_SUM: ops.suffix_
 
 
 class StandIns:
-    """Semantic operations as operators of a trace, which keep their place in it.
+    """The semantic operations in a trace, which records one stand-in for each call.
 
     Args:
-        key_positions: [B,T]; a cache has as many slots.
+        key_positions: [B,T], with the number of slots T of caches.
     """
 
     def __init__(self, key_positions: Tensor) -> None:
@@ -116,7 +116,7 @@ def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> Gra
     x = capture.example[:ROWS, :NEW].clone()
     # Rows at positions of their own, so that operators that mix them are seen.
     positions = torch.arange(NEW) + torch.arange(ROWS)[:, None]
-    count = SLOTS if calls.properties.causal else NEW  # otherwise keys are those of the call
+    count = SLOTS if calls.properties.causal else NEW  # without causality, keys are the call's
     key_positions = torch.arange(count) + torch.arange(ROWS)[:, None]
     states = [cache.empty(ROWS, SLOTS) for cache in calls.caches]
     memory = empty_memory(calls.memory, ROWS, SOURCES)
@@ -151,7 +151,7 @@ def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> Gra
     arguments, shapes = ({name: both[i] for name, both in given.items()} for i in (0, 1))
     traced = _Traced(calls, calls.values.max_positions - 1)
     with torch.no_grad():
-        traced(**arguments)  # once eagerly, so that no property is left to be found in the trace
+        traced(**arguments)  # once eagerly: cached properties must not be computed in the trace
         program = _exported(traced, arguments, shapes)
         if any(node.target in VMAP for node in program.graph.nodes):
             with warnings.catch_warnings():
@@ -163,8 +163,8 @@ def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> Gra
 def _exported(
     traced: _Traced, arguments: Dict[str, Any], shapes: Dict[str, Any]
 ) -> torch.export.ExportedProgram:
-    """Trace calls; guards that torch cannot prove, of strides as a rule, are left to _check_calls
-    of read.py.
+    """Trace calls. Guards that torch cannot prove, mostly on strides, are not checked here, but by
+    `_check_calls` of read.py.
     """
     for unproved in (False, True):
         try:
