@@ -1,4 +1,4 @@
-"""A call with as many tokens as a module may get, of which tables grow and which they must hold."""
+"""A call with as many tokens as a module may get. Tables of the module grow, or show a limit."""
 
 import gc
 from typing import Any, Dict, Optional, Tuple
@@ -18,12 +18,12 @@ CHOOSE = {  # operators that raise for an index behind the last row
     aten.embedding, aten.index, aten.index_select, aten.gather, aten.take, aten.scatter,
     aten.index_put, aten.select_scatter,
 }  # fmt: skip
-KNOWN = SHAPE_ALONE - {aten.empty_like, aten.new_empty}  # these are written to
+KNOWN = SHAPE_ALONE - {aten.empty_like, aten.new_empty}  # modules write numbers to these two
 
 
 class Unknown(Tensor):
-    """A tensor that depends on the tokens: `numbers` on the meta device, which has shapes alone, or
-    those of ids, and of masks and counts that depend on ids alone.
+    """A tensor that depends on the tokens. Its `numbers` are on the meta device, which has only
+    shapes, except for ids, and for masks and counts that depend on ids alone.
     """
 
     numbers: Tensor
@@ -85,8 +85,8 @@ def _zeros(value: Any) -> Any:
 
 
 def _without_numbers(plain: OneTensor, x: Tensor) -> Optional[OneTensor]:
-    """Return a copy that was called with x, of which lengths and ids alone were computed; None if
-    it raises, as where it reads other numbers, or if it keeps what depends on the tokens.
+    """Return a copy that was called with x, where only numbers that depend on lengths and ids were
+    computed. None if the call raises, or if the copy keeps values that depend on the tokens.
     """
     copied = plain.copied()
     try:
@@ -99,8 +99,8 @@ def _without_numbers(plain: OneTensor, x: Tensor) -> Optional[OneTensor]:
 
 
 def called_at_full_length(plain: OneTensor, x: Tensor, most: int) -> OneTensor:
-    """Call a module with as many tokens as it may get: its tables grow, and must hold them. Return
-    the module with these tables.
+    """Call a module with as many tokens as it may get, so that its tables grow. Return the module
+    with these tables. Refused: the call raises.
     """
     if most > WARMED_AT_MOST:
         return plain
@@ -123,7 +123,7 @@ def own_error(error: Exception, plain: OneTensor, x: Tensor) -> Refused:
 
 
 def _too_long(error: Exception, plain: OneTensor, x: Tensor, most: int) -> Refused:
-    """What to say of a module that raises at `most` tokens, though it took those of the example."""
+    """Return the error for a module that raises at `most` tokens, with the most that it takes."""
     taken, failed = x.shape[1], most
 
     def takes(length: int) -> bool:
