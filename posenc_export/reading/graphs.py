@@ -1,4 +1,4 @@
-"""The graph of a trace in few kinds of nodes: attention taken apart, views as reshapes."""
+"""The graph of a trace in few kinds of nodes: attention as single operators, views as reshapes."""
 
 import operator
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -57,8 +57,8 @@ ZEROS = {
 
 
 def every_token(program: ExportedProgram) -> bool:
-    """If the output is that of the last token alone, let the graph return all tokens; whether it
-    was so.
+    """Let a graph that returns the output of the last token alone return that of all tokens. Return
+    whether it was such a graph.
     """
     x = next(n for n in program.graph.nodes if n.name in program.graph_signature.user_inputs)
     rows, tokens = x.meta["val"].shape[:2]
@@ -87,7 +87,7 @@ def every_token(program: ExportedProgram) -> bool:
 
 
 def _update_values(graph: Graph, changed: Set[Node]) -> None:
-    """Compute meta["val"] again for what reads the nodes `changed`, which replaced others."""
+    """Compute meta["val"] again for nodes that depend on the nodes `changed`."""
     for node in graph.nodes:
         if node.op != "call_function" or changed.isdisjoint(node.all_input_nodes):
             continue
@@ -96,7 +96,7 @@ def _update_values(graph: Graph, changed: Set[Node]) -> None:
 
 
 def _compute_again(node: Node, otherwise: str) -> None:
-    """Compute meta["val"] of a node from those of its inputs. Refused: it takes them no more."""
+    """Compute meta["val"] of a node again. Refused: it does not take the new inputs."""
     given = torch.fx.node.map_arg((node.args, node.kwargs), lambda other: other.meta["val"])
     try:
         node.meta["val"] = node.target(*given[0], **given[1])  # type: ignore[operator]
@@ -105,7 +105,7 @@ def _compute_again(node: Node, otherwise: str) -> None:
 
 
 def _without_tokens(result: Node, tokens: Any) -> Node:
-    """The last operator before the result that takes tokens and gives none."""
+    """Return the last operator before the result that has an axis of tokens in its inputs alone."""
 
     def has(node: Node) -> bool:
         shape = getattr(node.meta.get("val"), "shape", ())
@@ -143,8 +143,8 @@ def _chooses_last(node: Node, tokens: Any, program: ExportedProgram) -> bool:
 
 
 def clean(program: ExportedProgram, tokens_moved: bool) -> Cleaned:
-    """Decompose a program, and give its graph with constants and symbols. tokens_moved: the axis of
-    tokens of the output stands wherever the module chose the last one.
+    """Decompose a program, and return its graph with constants and symbols. tokens_moved: whether
+    `every_token` changed the output, whose axis of tokens may then be any.
     """
     _reshaped(program.graph)
     with quiet():
@@ -193,10 +193,10 @@ def clean(program: ExportedProgram, tokens_moved: bool) -> Cleaned:
 
 
 def _decomposed(program: ExportedProgram) -> ExportedProgram:
-    """Let the operators of a program write to no input, and be on real numbers in one graph.
+    """Return a program whose operators write to no input and compute real numbers, in one graph.
 
-    torch's decomposition runs the whole graph again, which takes twice the time of the trace, so it
-    is left to graphs that need it.
+    torch's decomposition runs the whole graph again, which takes twice the time of the trace. It is
+    only called for graphs that need it.
     """
     graph = program.graph
     for node in list(graph.nodes):
@@ -214,8 +214,8 @@ def _decomposed(program: ExportedProgram) -> ExportedProgram:
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether an operator is no attention as a whole, holds no graph of its own, and gives real
-    numbers.
+    """Return whether an operator needs no decomposition: it is neither attention as a whole, nor
+    complex, and has no graph of its own.
     """
     if is_complex(node) or node.target is aten.scaled_dot_product_attention.default:
         return False
@@ -223,7 +223,7 @@ def _is_plain(node: Node) -> bool:
 
 
 def _tokens_second(graph: Graph, rows: sympy.Symbol, tokens: sympy.Symbol) -> None:
-    """Let the output be [B,S,*], if it is the same in another order."""
+    """Permute the output to [B,S,*] if it has these axes in another order."""
     result = results_of(graph)[0]
     value = result.meta["val"]
     axes = [getattr(getattr(size, "node", None), "expr", None) for size in value.shape]
@@ -239,7 +239,7 @@ def _tokens_second(graph: Graph, rows: sympy.Symbol, tokens: sympy.Symbol) -> No
 
 
 def results_of(graph: Graph) -> List[Node]:
-    """The values that a graph returns."""
+    """Return the values that a graph returns."""
     output = next(n for n in graph.nodes if n.op == "output")
     return list(output.args[0])  # type: ignore[arg-type]
 
@@ -252,7 +252,7 @@ def symbol_of(size: Any) -> sympy.Symbol:
 
 
 def _reshaped(graph: Graph) -> None:
-    """Calls have values of other strides than the trace, for which a view may be impossible."""
+    """Replace views by reshapes: values of calls have other strides than those of the trace."""
     for node in graph.nodes:
         if node.target in (aten.view.default, aten._unsafe_view.default):
             node.target = aten.reshape.default
@@ -269,9 +269,9 @@ def _reshaped(graph: Graph) -> None:
 
 
 def _simplified(graph: Graph) -> None:
-    """Remove what changes no value, name maxima without indices as LARGEST does, the product with a
-    transposed weight linear, axes of one entry that are repeated expand, and running sums from the
-    end suffix_sum.
+    """Remove operators that change no value, and give others one form: LARGEST for maxima without
+    indices, linear for products with a transposed weight, expand for repeated axes of one entry,
+    and suffix_sum for running sums from the end.
     """
     graph.eliminate_dead_code()
     for node in list(graph.nodes):
@@ -313,8 +313,8 @@ def _is_spread(x: Node, counts: Sequence[Any]) -> bool:
 
 
 def _chosen_by_masks(graph: Graph) -> None:
-    """Where data decides how many tokens are computed, let it choose among the results for all:
-    x[mask] is x, and y[mask] = z is where(mask, z, y). Refused: it chooses otherwise.
+    """Compute all tokens where a mask selects some: x[mask] becomes x, and y[mask] = z becomes
+    where(mask, z, y). Refused: data decides in another way how many tokens are computed.
     """
     if not any(free_unbacked_symbols(node.meta.get("val")) for node in graph.nodes):
         return
@@ -338,7 +338,7 @@ def _chosen_by_masks(graph: Graph) -> None:
 
 
 def _for_all(node: Node, mask: Node) -> Node:
-    """Put what a choice by a mask gives for all tokens, or their assignment, before a node."""
+    """Return a node for all tokens in place of x[mask] or y[mask] = z, inserted before it."""
     graph, source, rank = node.graph, _first(node), mask.meta["val"].dim()
     rest = source.meta["val"].dim() - rank
 
@@ -412,8 +412,8 @@ def _whole_slice(node: Node) -> bool:
 
 
 def length_numbers(graph: Graph, x: Node) -> List[int]:
-    """Numbers above 1 that lengths and positions are compared, bounded or divided with, by guards
-    of the trace and by nodes that depend on the length alone.
+    """Return the numbers above 1 with which the module compares, bounds or divides lengths and
+    positions, from guards of the trace and nodes that depend on the length alone.
     """
     found: Set[int] = set()
     fake = x.meta["val"]
