@@ -1,8 +1,8 @@
 """A flat graph in half precision: products with weights, and what attention reads, are rounded.
 
-All else, such as norms, softmax by operators, activations and the residual stream, stays float32.
-So no mask, epsilon or sum of squares of a module leaves the range of float16, and tables of
-positions keep their numbers.
+Everything else, such as norms, softmax by operators, activations and the residual stream, stays in
+float32. So no mask, epsilon or sum of squares of a module leaves the range of float16, and tables
+of positions keep their numbers.
 """
 
 import copy
@@ -41,8 +41,8 @@ def rounded_weights(graph: Graph, trained: Collection[str]) -> Set[str]:
 
 
 def in_half(graph: Graph, dtype: torch.dtype, trained: Collection[str]) -> Graph:
-    """Return a flat graph with casts to and from `dtype`, in which it takes and returns states and
-    hidden states. trained: as for `rounded_weights`, whose weights are to be cast.
+    """Return a flat graph with casts to and from `dtype`, which its states and hidden states have.
+    The caller casts the weights that `rounded_weights` returns for `trained`.
     """
     graph, rounded = copy.deepcopy(graph), rounded_weights(graph, trained)
     half: Set[Node] = set()
@@ -52,7 +52,7 @@ def in_half(graph: Graph, dtype: torch.dtype, trained: Collection[str]) -> Graph
         if not _floats(node) or (node in half) == to_half:
             return node
         if (node, to_half) not in casts:
-            # That of a weight is computed in the layer that reads it.
+            # The cast of a weight stands in the layer that reads it.
             insert = graph.inserting_after if node.op != "get_attr" else graph.inserting_before
             with insert(node if node.op != "get_attr" else reader):
                 kind = dtype if to_half else torch.float32
@@ -88,7 +88,7 @@ def _operands(node: Node, trained: Collection[str]) -> List[Node]:
 
 
 def _weight(node: Node, trained: Collection[str]) -> Optional[str]:
-    """Return the name of the weight that a value is, perhaps in another layout; None for others."""
+    """Return the name of a weight from a node that has it, perhaps rearranged; None for others."""
     while packet(node) in KEEPING and len(node.all_input_nodes) == 1:
         node = node.all_input_nodes[0]
     return str(node.target) if node.op == "get_attr" and node.target in trained else None
