@@ -25,7 +25,7 @@ KEPT = ("stack_trace", "nn_module_stack")  # of what is known of a node
 
 
 class _Numbers(TorchDispatchMode):
-    """Notes the plain numbers that code makes of tensors, and whether one depends on x."""
+    """Records the Python numbers that code takes from tensors, and whether one depends on x."""
 
     def __init__(self, x: Tensor) -> None:
         super().__init__()
@@ -50,8 +50,8 @@ class _Numbers(TorchDispatchMode):
 
 @contextmanager
 def numbers_of_lengths(module: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Iterator[None]:
-    """Within a trace of these inputs, `int(tensor)` and the like give what they gave in a call,
-    unless one depends on the first input. ValueError: a size does.
+    """Let `int(tensor)` and the like return in a trace of these inputs what they return in a call,
+    unless one depends on the first input. ValueError: a size depends on it.
     """
     with torch.no_grad(), _Numbers(inputs[0]) as numbers:
         module(*inputs)
@@ -115,14 +115,14 @@ def traced_at(plain: OneTensor, inputs: Tuple[Tensor, ...]) -> Trace:
 
 
 class Joined(nn.Module):
-    """A module from x, and positions, that gives the numbers of several traces, for any sizes.
+    """A module of x and positions for any sizes, joined from traces at fixed sizes.
 
     Args:
-        traces: at fixed sizes, whose graphs differ in whole numbers alone.
-        sizes: rows and tokens of each; three or more.
+        traces: three or more, whose graphs differ in whole numbers alone.
+        sizes: rows and tokens of each trace.
 
     Raises:
-        ValueError: they differ otherwise.
+        ValueError: the graphs differ in something else.
     """
 
     def __init__(self, traces: Sequence[Trace], sizes: Sequence[Tuple[int, int]]) -> None:
@@ -169,7 +169,7 @@ class _Union:
         return self.graph.call_function(aten.full.default, ([], number), like)
 
     def _add(self, alike: Sequence[Any]) -> None:
-        """Add what is the same operator in all traces, with the numbers of each."""
+        """Add an operator that all traces have, with arguments joined by `_number`."""
         node, flat = alike[0], [pytree.tree_flatten((n.args, n.kwargs)) for n in alike]
         if any(spec != flat[0][1] for _, spec in flat):
             raise ValueError("traces differ in their arguments")
@@ -189,7 +189,7 @@ class _Union:
             self.known[node].meta = {key: node.meta[key] for key in KEPT if key in node.meta}
 
     def _number(self, values: Sequence[Any]) -> Any:
-        """Return what all traces have, or compute p times a product of sizes plus q."""
+        """Return the value that all traces have, or a node p * (product of sizes) + q."""
         if all(type(value) is type(values[0]) and value == values[0] for value in values):
             return values[0]
         for powers in itertools.product((0, 1), (0, 1, 2)):
