@@ -37,7 +37,7 @@ from posenc_export.reading.values import LIKE, Values, aten, inputs_of, packet, 
 FILLED = {*LIKE, aten.full, aten.zeros, aten.ones, aten.empty, zero_scores}
 MOST_PAIRS = 2**22  # numbers of a table of pairs of positions
 COMPARED = 40  # length at which all pairs of positions are compared
-FEW = 9  # tokens at which a value that is filled has entries if it ever has
+FEW = 9  # tokens at which a filled value has entries, if it has any at some length
 SAMPLED = 64  # positions whose pairs with all others are compared at a time
 FEW_PLACES = 16  # positions whose pairs with all others are compared in long ranges
 
@@ -51,7 +51,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Fill:
-    """The same number everywhere. An axis over an open number of keys is broadcast."""
+    """One number in all entries. An axis over an open number of keys has size 1, to broadcast."""
 
     number: Any
     dtype: torch.dtype
@@ -78,8 +78,8 @@ class ByPair:
     """An entry of a table for each pair of a query and a key.
 
     Attributes:
-        table: [2N-1,*], from distance 1 - N of the key from the query on, or pairs [N,N,*].
-        by_distance: which of both.
+        table: [2N-1,*] by distance key - query, which begins at 1 - N, or [N,N,*] by pair.
+        by_distance: whether it is by distance.
         axes: the factors that run over queries and keys.
     """
 
@@ -91,7 +91,7 @@ class ByPair:
 
 @dataclass(frozen=True)
 class Triangle:
-    """tril or triu of `inside`, decided by positions."""
+    """tril or triu of the value of plan `inside`, by positions instead of indices."""
 
     inside: Any
     cut: Cut
@@ -99,7 +99,7 @@ class Triangle:
 
 @dataclass(frozen=True)
 class Replay:
-    """The operator itself on its inputs at the positions of a call."""
+    """A plan that runs the operator itself on its inputs at the positions of a call."""
 
     node: Node
     inputs: Tuple[Any, ...]
@@ -108,10 +108,9 @@ class Replay:
 
 @dataclass(eq=False)
 class Call:
-    """The inputs of one call, and what has been computed in it.
+    """The inputs of one call, and the values computed from them so far.
 
-    Key positions are only read through semantic operations, so that a target may compute them from
-    slots.
+    Only semantic operations read key positions, so that a target may compute them from slots.
 
     Args:
         ops: the semantic operations, posenc_export.ops or stand-ins for a trace.
@@ -172,9 +171,9 @@ class Call:
         return seen
 
     def around_padding(self, count: int) -> Tuple[Tensor, Tensor]:
-        """Return two indices: [B,n+S] into n earlier tokens and those of the call, for padding in
-        front of the tokens, the earlier ones, then all others; [B,n] into these, for the last n
-        that are no padding. There is no padding between tokens.
+        """Return two indices. The first [B,n+S], into n earlier tokens followed by those of a call,
+        puts padding in front of the tokens before the earlier ones. The second [B,n], into the
+        result, selects the last n tokens. There is no padding between tokens.
         """
         if count not in self._around:
             columns, valid = torch.arange(self.counts["Q"] + count), self.positions.ge(0)
@@ -190,7 +189,7 @@ Pairs = Callable[[Tensor, Tensor], Tensor]
 
 
 class Lengths(torch.nn.Module):
-    """Plans of what depends on the length alone, and their tables, which are buffers.
+    """Plans for values that depend on the length alone. Their tables are buffers.
 
     Args:
         values: the graph.
@@ -208,7 +207,7 @@ class Lengths(torch.nn.Module):
     # Plans
 
     def plan(self, node: Node, roles: Roles) -> Any:
-        """Return how a value is computed from positions. Refused: it depends on the length."""
+        """Return the plan that computes a value from positions. Refused: there is none."""
         if (node, roles) not in self._plans:
             self._plans[node, roles] = self._plan(node, roles)
         return self._plans[node, roles]
@@ -241,8 +240,8 @@ class Lengths(torch.nn.Module):
         return ByPosition(self.table(rows.contiguous()), axis, roles)
 
     def pairs(self, node: Node, roles: Roles) -> Any:
-        """As `plan`, for a value that meets data: pairs of positions are a table by distance where
-        they are a function of distance.
+        """As `plan`, for a value that data is combined with. Pairs of positions get a table by
+        distance if they depend on the distance alone.
         """
         if self.graph.reads_coordinates(node):
             refuse(node, "reads coordinates of tokens, and turns no heads by one for each pair")
@@ -255,9 +254,9 @@ class Lengths(torch.nn.Module):
         return self._plans[node, roles, "pairs"]
 
     def _check_prefix(self, node: Node, roles: Roles, lengths: Sequence[int]) -> None:
-        """Check that the value at a shorter length is the beginning of that at the longest, or that
-        the output is: then several such values change each other's place (xPos around the middle,
-        biases from the last key), and all are those of the longest.
+        """Check that the value at a shorter length is the beginning of that at the longest length.
+        If not, the output of the module must be: differences of several values may cancel, as in
+        xPos with exponents from the middle. Then all values are those of the longest length.
         """
         longest, *others = lengths
         whole = self.graph.at(node, longest)
@@ -356,7 +355,7 @@ class Lengths(torch.nn.Module):
     # Values in a call
 
     def value(self, plan: Any, call: Call) -> Tuple[Tensor, bool]:
-        """Return a value at the positions of a call, and whether it has rows first."""
+        """Return a value at the positions of a call, and whether it has an axis of rows first."""
         if id(plan) not in call.lengths:
             call.lengths[id(plan)] = self._value(plan, call)
         return call.lengths[id(plan)]
@@ -402,7 +401,7 @@ class Lengths(torch.nn.Module):
         return self.operators.by_row(plan.node, inputs, apart, *of), True
 
     def of_coordinates(self, table: str, of_axis: str, call: Call) -> Tensor:
-        """Return for each pair the row of a table [N,r/2] at its coordinate [B,S,1,r/2]."""
+        """Return a table [N,r/2] at the coordinate of each pair [B,S,1,r/2] (Rotated.of_axis)."""
         if (table, of_axis) not in call.waves:
             assert call.coordinates is not None
             rows = call.coordinates.clamp(min=0)
@@ -443,8 +442,8 @@ def triangle(x: Tensor, cut: Cut, call: Call) -> Tensor:
 
 
 def compared_pairs(count: int, every: bool) -> Iterator[Tuple[Tensor, Tensor]]:
-    """Yield positions of queries [1,n] and keys [1,m] whose pairs are compared: every one; or those
-    of some with all others, which show a query or key that differs from others.
+    """Yield positions of queries [1,n] and keys [1,m] whose pairs are compared: all pairs, or those
+    of some tokens with all tokens, which show any query or key that differs.
     """
     places = torch.arange(count)[None]
     if every:
