@@ -38,7 +38,7 @@ class Operators:
         """Run an operator for each row alone.
 
         Args:
-            apart: which values have rows first, each as the module saw one row.
+            apart: which values have an axis of rows first.
 
         Returns:
             the result with rows first.
@@ -65,7 +65,7 @@ class Operators:
             warnings.simplefilter("ignore", FutureWarning)  # vmap's own
             result = torch.vmap(row)(*(x for x, own in pairs if own))
         if node not in self._stacked and min(counts["Q"], counts.get("keys", counts["K"])) > 1:
-            # One token would hide an exchange of its axis with the rows.
+            # With one token, an operator that mixes rows and tokens would not be noticed.
             try:
                 self._stacked[node] = same(stacked(), result, FINE)
             except (RuntimeError, IndexError, ValueError, TypeError):  # of torch for other axes
@@ -74,7 +74,7 @@ class Operators:
 
 
 def rows_first(x: Tensor, roles: Roles, counts: Counts) -> Tensor:
-    """Return x as [B, ...], each row as the module sees one row alone."""
+    """Return x as [B, ...], where each row has the axes of a value of one row."""
     flat = kinds(roles)
     rows = flat.index("B")
     if len(flat) == len(roles):
@@ -84,7 +84,7 @@ def rows_first(x: Tensor, roles: Roles, counts: Counts) -> Tensor:
 
 
 def rows_in_place(x: Tensor, roles: Roles, counts: Counts) -> Tensor:
-    """Return what `rows_first` took apart, with rows in their place."""
+    """Invert `rows_first`: put the rows back into their axis."""
     flat = [factor for axis in roles for factor in axis]
     rows = [factor.kind for factor in flat].index("B")
     if len(flat) == len(roles):
@@ -94,7 +94,7 @@ def rows_in_place(x: Tensor, roles: Roles, counts: Counts) -> Tensor:
 
 
 def of_all_rows(x: Tensor, roles: Roles, counts: Counts) -> Tensor:
-    """Return x, a value of one row, as that of as many rows as a call has."""
+    """Expand x, a value of one row, to the number of rows of a call."""
     parts = split(x, roles, {**counts, "B": 1})
     sizes = [-1] * parts.dim()
     sizes[kinds(roles).index("B")] = counts["B"]
