@@ -1,5 +1,5 @@
-"""Layers that are alike are worked on once: a graph has one layer of each kind, and edges
-(ops/layers.py) where others pass on what they read. Copies of the first layer are put there.
+"""Layers that are alike are read once: a short graph has one layer of each kind. The others return
+their input there, between edges (ops/layers.py), and copies of the first layer replace them later.
 """
 
 import dataclasses
@@ -20,16 +20,16 @@ from posenc_export.reading.refused import Refused
 from posenc_export.reading.whole import Capture, OneTensor
 
 FEWEST = 60  # a graph is not shortened by fewer nodes
-Names = Dict[str, str]  # of weights, by those of the first layer of the kind
+Names = Dict[str, str]  # names of weights, by their names in the first layer of the kind
 
 
 class Site(NamedTuple):
-    """Nodes of the whole module, in their order.
+    """A range of nodes of the whole module: a layer, or the nodes between two layers.
 
     Attributes:
-        segment: index of the nodes in the short graph that these are, or are a copy of.
-        layer: its name; empty between layers.
-        entry: the edge before a layer.
+        segment: index of the same nodes, or of those to copy, in the short graph.
+        layer: name of the layer; empty between layers.
+        entry: the edge before the layer.
     """
 
     segment: int
@@ -42,11 +42,11 @@ class Layers:
 
     Args:
         graph: the graph.
-        copies: the first layer of the kind of each layer that may be left out, by name.
+        copies: by name of a layer that may be left out, the first layer of its kind.
 
     Attributes:
-        segments: nodes up to each edge, which is the last of them.
-        sites: of the whole module.
+        segments: nodes up to and including each edge.
+        sites: of the whole module, in order.
         kinds: the first layers of kinds that have copies.
 
     Raises:
@@ -71,7 +71,7 @@ class Layers:
         self.kinds = {copies[site.layer] for site in self.sites if site.layer in copies}
 
     def left_out(self) -> int:
-        """Return how many nodes copies have."""
+        """Return the number of nodes in the layers that were left out."""
         return sum(len(self.segments[s.segment]) for s in self.sites if s.layer in self.copies)
 
     def states(self, past: Sequence[Node]) -> List[List[Node]]:
@@ -79,7 +79,7 @@ class Layers:
         return [[s for s in past if not s.users.keys().isdisjoint(own)] for own in self.segments]
 
     def weights(self, names: Mapping[Node, str]) -> List[Names]:
-        """Return the names of the weights of each site. names: those of nodes."""
+        """Return the names of the weights of each site. names: of weights, by node."""
         found = []
         for site in self.sites:
             first = self.copies.get(site.layer, site.layer)
@@ -90,7 +90,7 @@ class Layers:
 
 
 def _of_layer(name: str, first: str, layer: str) -> str:
-    """Return the name in a layer of what has a name in the first of its kind."""
+    """Return the name in `layer` of a weight that is named `name` in the layer `first`."""
     return layer + name[len(first) :] if name.startswith(f"{first}.") else name
 
 
@@ -98,8 +98,8 @@ class _Whole:
     """A graph of all layers.
 
     Args:
-        short: with edges.
-        copies: as of Layers.
+        short: graph with edges.
+        copies: as in Layers.
         names: of the nodes that are weights.
         weights, states: of each site, the names of its weights, and the places of its states.
         marks: whether each copy of a layer is one mark (ops/layers.py).
@@ -131,8 +131,8 @@ class _Whole:
         for state in self.states:
             state.meta = dict(past[0].meta)
         self.present_of, self.present = dict(zip(past, new, strict=True)), dict[int, Node]()
-        self.begun: Dict[str, Node] = {}  # edges of the first layers of their kinds
-        self.results: Dict[str, List[Node]] = {}  # of these, if they are marked
+        self.begun: Dict[str, Node] = {}  # by name, the edge before the first layer of each kind
+        self.results: Dict[str, List[Node]] = {}  # the values after such a layer, if it is marked
         self.own = self.layers.states(past)
         for site, named, places in zip(self.layers.sites, weights, states, strict=True):
             if site.layer not in copies:
@@ -145,7 +145,7 @@ class _Whole:
         self.graph.output(output)
 
     def _first(self, site: Site, named: Names, places: Sequence[int]) -> None:
-        """Copy nodes, between marks if they are a layer that has copies."""
+        """Add the nodes of a site that is no copy, between marks if the layer has copies."""
         values, own = [self.states[i] for i in places], self.own[site.segment]
         marked = self.marks and site.layer in self.layers.kinds
         if marked:
@@ -167,7 +167,7 @@ class _Whole:
         self.present |= zip(places, results, strict=True)
 
     def _again(self, site: Site, first: str, named: Names, places: Sequence[int]) -> None:
-        """Copy the nodes of the first layer of a kind that depend on what differs."""
+        """Add a copy of the first layer of a kind: the nodes that read other values there."""
         own = self.own[site.segment]
         of = {self.begun[first]: self.known[site.entry.args[0]]}
         of |= zip(own, (self.states[i] for i in places), strict=True)
@@ -213,14 +213,14 @@ def _states(graph: Graph) -> List[Node]:
 
 
 def whole_of(short: Capture, module: OneTensor) -> Capture:
-    """Return the capture of a module from that of one in which layers pass on what they read, or a
-    copy if there are none.
+    """Return the capture of a whole module from that with one layer of each kind. Without copies of
+    layers, it is a copy of the capture.
 
     Raises:
         Refused: a layer is called twice.
     """
     layers, held = Layers(short.graph, short.copies), module.tensors()
-    read = set(short.graph.nodes)  # those of complex numbers are read as their parts
+    read = set(short.graph.nodes)  # without complex weights, whose parts are nodes of their own
     names = {node: name for node, name in short.names.items() if name in held and node in read}
     weights = layers.weights(names)
     whole = _Whole(short.graph, short.copies, names, weights, [[] for _ in weights])
@@ -248,13 +248,13 @@ def whole_of(short: Capture, module: OneTensor) -> Capture:
 
 @dataclass(eq=False)
 class Repeated:
-    """A flat graph in which layers are left out, and what their copies read.
+    """A flat graph with one layer of each kind, and the weights and states of the other layers.
 
     Attributes:
         graph: with edges.
-        copies: as of Layers.
-        weights: of each site, the names of its weights by those of the first layer of the kind.
-        states: of each site, the places of its states.
+        copies: as in Layers.
+        weights: names of the weights of each site.
+        states: indices of the states of each site.
     """
 
     graph: Graph
@@ -266,8 +266,8 @@ class Repeated:
         return self
 
     def whole(self, short: Graph, marks: bool = False) -> Graph:
-        """Return the graph of the whole module. short: `graph`, perhaps in half precision. marks:
-        whether each copy of a layer is one mark (ops/layers.py).
+        """Return the graph of the whole module. short: `graph`, or its form in half precision.
+        marks: whether each copy of a layer is one mark (ops/layers.py).
         """
         held = {node: str(node.target) for node in short.nodes if node.op == "get_attr"}
         return _Whole(short, self.copies, held, self.weights, self.states, marks).graph
@@ -282,7 +282,7 @@ class Flat(NamedTuple):
 
 
 def completed(short: GraphModule, calls: Calls, whole: Capture) -> Optional[Flat]:
-    """Add the layers that were left out to a flat graph; None if a state is not of one layer.
+    """Add the layers that were left out to a flat graph; None if layers share a state.
 
     Args:
         short: flat graph of the calls.
@@ -321,7 +321,7 @@ def completed(short: GraphModule, calls: Calls, whole: Capture) -> Optional[Flat
 
 
 def _value(capture: Capture, node: Node, of: Mapping[Node, Optional[Tensor]]) -> Tensor:
-    """Return a value that depends on weights alone. of: other numbers of some of them."""
+    """Return a value that depends on weights alone. of: other numbers for some weights."""
     if node in capture.constants:
         own = of.get(node)
         return (capture.constants[node] if own is None else own).detach()
@@ -333,10 +333,10 @@ def _value(capture: Capture, node: Node, of: Mapping[Node, Optional[Tensor]]) ->
 
 
 def _caches(layers: Layers, own: List[List[Cache]]) -> Tuple[List[Cache], List[List[int]]]:
-    """Return the caches of all sites, in the order and with the numbers of Calls, and the places of
-    those of each site. own: of each segment.
+    """Return the caches of all sites, ordered and numbered as in Calls, and the indices of those of
+    each site. own: caches of each segment.
     """
-    attends = [0]  # before each segment
+    attends = [0]  # attentions before each segment
     for nodes in layers.segments:
         attends.append(attends[-1] + sum(node.target is ops.attend for node in nodes))
     found: List[Cache] = []
