@@ -15,7 +15,7 @@ EXPERTS = experts.RUN
 LINEAR, TABLE = aten.linear.default, aten.embedding.default
 NORMS = {aten.layer_norm.default, aten.rms_norm.default}
 CHOICES = {aten.topk, aten.sort, aten.argsort, aten.argmax}
-SHARES = {aten.softmax, aten._softmax, aten.sum}  # between a router's products and its choice
+SHARES = {aten.softmax, aten._softmax, aten.sum}  # between a router's product and its top-k
 # Operators that pass numbers on, beside those of LAYOUT.
 PASSING = LAYOUT | {
     aten.chunk, aten.split, aten.split_with_sizes, aten.slice, aten.to, operator.getitem,
@@ -23,10 +23,10 @@ PASSING = LAYOUT | {
 
 
 class Scaled(NamedTuple):
-    """A value that linear layers alone read, and that is a multiple of weights.
+    """A value that only linear layers read, and whose columns weights multiply.
 
     Args:
-        factors: names of weights [K]; a column of the value is a multiple of their entries.
+        factors: names of weights [K]; entry k multiplies column k of the value.
         readers: names of the weights [N,K] of the linear layers.
     """
 
@@ -42,7 +42,7 @@ class Products:
 
     Attributes:
         linear: nodes of the products with each weight [N,K], without routers.
-        routers: names of the weights whose products choose, such as experts.
+        routers: names of the weights whose largest products choose something, such as experts.
         tables: names of the weights of tables.
         experts: names of the weights [N,K,M] of experts that one operation computes.
     """
@@ -75,21 +75,21 @@ class Products:
         return self
 
     def of_units(self) -> List[str]:
-        """Return the linear layers that read the units of an MLP: functions of each number of what
-        other linear layers return.
+        """Return the linear layers that read the hidden units of an MLP: element-wise functions of
+        the outputs of other linear layers.
         """
         return [name for name, uses in self.linear.items() if all(map(self._reads_units, uses))]
 
     def with_same_input(self) -> Dict[str, str]:
-        """Return the first linear layer that reads the same value, for all that follow it."""
+        """Return by linear layer the first one that reads the same value, if it is another."""
         first: Dict[Tuple[Any, ...], str] = {}
         read = {name: tuple(use.args[0] for use in uses) for name, uses in self.linear.items()}
         found = {name: first.setdefault(values, name) for name, values in read.items()}
         return {name: other for name, other in found.items() if other != name}
 
     def scaled(self) -> Iterator[Scaled]:
-        """Yield what norms, or other products with a weight, give to linear layers alone. The
-        weights are read nowhere else.
+        """Yield the results of norms and other products with a weight that only linear layers read.
+        No other node reads these weights.
         """
         stored = Counter(weight.data_ptr() for weight in self._constants.values())
         once = {
@@ -131,7 +131,7 @@ def _is_pointwise(node: Node) -> bool:
 
 
 def _chooses(product: Node) -> bool:
-    """Whether places of the largest products are found, perhaps of functions of each number."""
+    """Return whether indices of the largest products, or of functions of them, are computed."""
     seen, waiting = set[Node](), list(product.users)
     while waiting:
         node = waiting.pop()
@@ -144,7 +144,7 @@ def _chooses(product: Node) -> bool:
 
 
 def _factors(value: Node) -> List[Node]:
-    """Return the inputs of a node that every column of its value is a multiple of, or none."""
+    """Return the inputs of a node whose entries multiply the columns of its value."""
     if value.target in NORMS:
         weights = value.args[2 : 4 if value.target is aten.layer_norm.default else 3]
         found = [weight for weight in weights if isinstance(weight, Node)]
