@@ -1,10 +1,12 @@
 """What each operator of a graph does to rows and tokens, decided by numbers.
 
-Three properties are tried on the values of one run. An operator acts on each token:
-op(inputs[rows, I, J]) = op(inputs)[rows, I, J] for lists of rows, queries I and keys J. Or it
-reduces keys: op(inputs[J]) is op(inputs with 0 or -inf at all other keys), for any J or for those
-in the order of the keys, which is that of slots. Or a region of operators
-reads a window: its output at a token needs the last tokens before it only.
+Three properties are tried on the values of one run:
+
+- An operator acts on each token: op(inputs[rows, I, J]) = op(inputs)[rows, I, J] for lists of rows,
+  queries I and keys J.
+- It reduces keys: op(inputs[J]) = op(inputs with 0 or -inf at all other keys), for any list of keys
+  J, or for those that keep the order of the keys, which is that of slots.
+- A region of operators reads a window: an output at a token needs the last tokens before it only.
 """
 
 import itertools
@@ -83,7 +85,7 @@ class Properties:
     def __init__(self, values: Values, causal: bool = True) -> None:
         self.values, self.causal = values, causal
         self.counts = values.counts
-        self.turned = ["K", "Q"]  # the order of two axes of tokens that is tried last
+        self.turned = ["K", "Q"]  # order of two axes of tokens that `_options` tries last
         self.steps: Dict[Node, Step] = {}
         self._axes: Dict[Any, List[Axis]] = {}
         self.indices = list(self._indices())
@@ -118,8 +120,8 @@ class Properties:
         )
 
     def _part_of_memory(self, node: Node) -> Optional[Step]:
-        """Return the step of a value that is a part of the outputs of an encoder, in heads; None if
-        it is computed from them.
+        """Return the step of a value that is a slice of the outputs of an encoder, in heads; None
+        for a value that is computed from them.
         """
         memory, value = self.values.of[self.values.capture.memory[0]], self.values.of[node]
         for roles in self.readings(node.meta["val"], ()):
@@ -163,17 +165,17 @@ class Properties:
         return None
 
     def _keeps_tokens(self, node: Node, reads: Reads, roles: Roles) -> bool:
-        """Return whether an output has the token axes of its data. A maximum over tokens that are
-        alike in the example, as that of a mask, is that of any of them there.
+        """Return whether an output has the token axes of its data. Without, numbers show little
+        if tokens of the example are alike: the maximum of a mask equals any of its entries.
         """
         of_data = zip(inputs_of(node), reads, strict=True)
         kept = _tokens_of(tuple(r for other, r in of_data if self.values.kind[other] == "data"))
         return kept <= set(tokens(roles, OF_TOKENS))
 
     def _of_turned(self, node: Node) -> Optional[Step]:
-        """Return the step of a node for which one of its inputs runs over keys and queries in the
-        other order. Pairs that are computed of one token each, such as rows of a table for a key
-        at the distance of each query, may be read either way.
+        """Return the step of a node that reads one of its inputs with queries and keys exchanged.
+        Pairs that are computed from one token each, such as rows of a table for a key at the
+        distance of each query, may be read either way.
         """
         before = dict(self.steps)
         of_pairs = [n for n in self.values.data_of(node) if self._is_of_pairs(self.steps[n])]
@@ -193,8 +195,8 @@ class Properties:
         return step is not None
 
     def _pairs_with(self, node: Node) -> List[Node]:
-        """Return the nodes of pairs of tokens that have to be read in the same order as one, in
-        order; none if one of them, or what reads them, does not act on each pair alone.
+        """Return the nodes of pairs of tokens that are exchanged together with a node, in order;
+        none if one of them, or a reader, does not act on each pair alone.
         """
         found, left = set[Node](), [node]
         while left:
@@ -212,9 +214,8 @@ class Properties:
         return not isinstance(step.roles, list) and set(tokens(step.roles)) == {"Q", "K"}
 
     def _options(self, node: Node) -> List[Tuple[Reads, Roles]]:
-        """Return the roles in which a node may read its inputs, and those of its output; those
-        with keys last, with the entries beside tokens that its inputs have, and with few values
-        read at keys come first.
+        """Return the roles in which a node may read its inputs, and those of its output. First come
+        those with keys after queries, no padding that inputs lack, and few values read at keys.
         """
         inputs = inputs_of(node)
         added = {"Q"} if node.target is aten.expand.default else set()  # values of keys, repeated
@@ -254,8 +255,8 @@ class Properties:
         return [None]
 
     def _from_the_end(self, node: Node) -> bool:
-        """Return whether a shorter value is the end of a longer one, not its beginning: then its
-        axis runs over distances from the last token.
+        """Return whether a shorter value is the end of a longer one, not its beginning. Its axis
+        then runs over distances from the last token.
         """
         of_tokens = [(Factor("Q"),) in self._axis(size) for size in node.meta["val"].shape]
         if of_tokens.count(True) != 1:
@@ -285,8 +286,8 @@ class Properties:
         return found
 
     def _axis(self, size: Any) -> List[Axis]:
-        """Return the products of factors that an axis of a symbolic size can be. Sizes are known by
-        their values, since symbolic forms are not always simplified.
+        """Return the products of factors that an axis of a symbolic size can be. Sizes are compared
+        by their values, since symbolic forms are not always simplified.
         """
         if not isinstance(size, torch.SymInt):
             return [(Factor(int(size)),)]
@@ -369,8 +370,8 @@ class Properties:
         return True
 
     def _beyond(self, reads: Reads) -> Iterator[Dict[str, List[int]]]:
-        """Yield a list of more tokens than the entries beside them, for values with such entries:
-        those of a padding that is longer than the example hide a shift by as many tokens.
+        """Yield a longer list of tokens for values with padding beside the tokens. In the example,
+        padding may be longer than the tokens, and hide a shift by as many tokens.
         """
         extra = max((f.left + f.right for read in reads if read for f in factors(read)), default=0)
         if extra:
@@ -378,7 +379,7 @@ class Properties:
             yield {"B": [0], "Q": some, "K": some}
 
     def _runs(self, node: Node) -> Iterator[Tuple[Mapping[Node, Any], Any]]:
-        """Yield values of the inputs of a node, and what it makes of them."""
+        """Yield values of the inputs of a node, and its output for them."""
         values = self.values
         yield values.of, values.of[node]
         if not values.varied.keys().isdisjoint(inputs_of(node)):
@@ -388,7 +389,7 @@ class Properties:
     # The second property
 
     def _reduces_keys(self, node: Node, reads: Reads, roles: Roles, fill: float) -> bool:
-        """Return whether keys that hold `fill` in operands of pairs are as if they were absent."""
+        """Return whether keys that hold `fill` in inputs with queries and keys have no effect."""
         if not any(read and set(tokens(read)) == {"Q", "K"} for read in reads):
             return False
         try:
@@ -476,8 +477,8 @@ class Properties:
         return set[Node]().union(*(self._roots(other) for other in self.values.data_of(node)))
 
     def _window(self, node: Node) -> Step:
-        """Return the step of a node that ends a region with the third property, or stays in one
-        that has not ended.
+        """Return the step of a node that ends a region with the third property, or of one within a
+        region that has not ended.
         """
         values = self.values
         data = values.data_of(node)
@@ -503,8 +504,8 @@ class Properties:
         return Open((), root, first)
 
     def between(self, root: Node, node: Node) -> List[Node]:
-        """Return the nodes from `root`, exclusive, to a node, in order; with those that depend on
-        shapes.
+        """Return the nodes after `root` that a node depends on, and the node, in order. Nodes that
+        depend on the length alone are among them.
         """
         needed: Set[Node] = set()
         left = [node]
@@ -538,9 +539,8 @@ class Properties:
         return result
 
     def _skew(self, node: Node, root: Node) -> Optional[Step]:
-        """Return the step of scores by distance, with axes Q and D, that are padded, reshaped and
-        cut so that the axis of distances becomes keys: entry j of query i was at distance i - j.
-        What that gives for later keys is not compared.
+        """Return the step of scores by distance [Q,D] that are padded, reshaped and cut to scores
+        of keys: entry j of query i was at distance i - j. Entries of later keys are not compared.
         """
         own, x, y = self.steps[root].roles, self.values.of[root], self.values.of[node]
         if any(len(axis) > 1 for axis in own) or y.shape != x.shape:
