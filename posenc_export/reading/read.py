@@ -24,7 +24,7 @@ from posenc_export.reading.steps import OverKeys
 from posenc_export.reading.values import LAYOUT, Values, aten, packet
 from posenc_export.reading.whole import Capture
 
-# What keeps ids, or all but those in the place of pictures and sounds.
+# Operators that keep ids, or replace only the ids of pictures and sounds.
 KEEPS_IDS = LAYOUT | {
     aten.to,
     aten.where,
@@ -33,23 +33,23 @@ KEEPS_IDS = LAYOUT | {
     aten.index_put,
     aten.remainder,
 }
-MOST_IDS = 2**24  # as many are caches of float32 able to hold
+MOST_IDS = 2**24  # ids that caches of float32 can hold
 PIECES = (3, 4, 5)  # tokens at which the calls of the last comparison end
 
 
 class CachedModule(torch.nn.Module):
-    """A module that maps whole sequences, as one that maps new tokens, positions and caches.
+    """A module that was read: it maps new tokens, positions and caches instead of whole sequences.
 
     Attributes:
         caches: of the states, in their order.
         vocabulary: number of token ids, 0 for hidden states.
         width: of hidden states, 0 for token ids.
-        outputs: numbers N for each token.
+        outputs: number N of outputs for each token.
         max_positions: number of positions.
         whole: the largest whole number that caches keep for a token of the example.
         memory: heads and size of each part of the outputs of an encoder that calls take.
-        where: names the module in messages.
-        repeated: layers that are alike; None if there are few.
+        where: name of the module in messages.
+        repeated: the graph with one layer of each kind; None if few layers are alike.
     """
 
     __jit_ignored_attributes__ = ["captured", "caches", "flat", "repeated", "memory"]
@@ -80,7 +80,7 @@ class CachedModule(torch.nn.Module):
 
         Args:
             x: token ids [B,S] int64 or hidden states [B,S,E].
-            places: of the tokens. Coordinates [A,B,S] are read by a module that takes them.
+            places: of the tokens, with coordinates [A,B,S] for a module that takes them.
             states: caches [B,heads,P or T,size]. Of a module that reads an encoder, these follow:
                 the mask [B,M] int64, and keys and values [B,heads,M,size] of each layer.
             logits_index: columns [B,R] int64 of the tokens whose output is returned; None for all.
@@ -117,9 +117,9 @@ def read_module(
     """Read a module as it is. It is not modified.
 
     Args:
-        module, example, max_positions, how: as of capture.capture. A module that is not causal is
+        module, example, max_positions, how: as for capture.capture. A module that is not causal is
             read without caches.
-        make: CachedModule, or a function that returns one of a subclass.
+        make: CachedModule, or a function that returns an instance of a subclass.
 
     Raises:
         Refused: the module cannot be continued token by token; the message names the layer, the
@@ -142,9 +142,9 @@ def _reading(
     found: Sequence[str],
     make: Callable[[Capture, Calls, Flat], Read],
 ) -> Optional[Read]:
-    """Return a reading that gives the numbers of the module; None if it does not with layers that
-    are copies of others. short: without these, None to read all of it. found: what keeps the module
-    from being computed in calls.
+    """Return a reading that gives the numbers of the module. short: capture with one layer of each
+    kind, or None to read all layers; with it, None is returned if numbers differ. found: faults
+    (`findings`), which are raised.
     """
     capture = short or whole_of(whole, whole.module)  # nodes are added to the copy
     try:
@@ -171,7 +171,7 @@ def _reading(
 
 
 def _calls(capture: Capture) -> Calls:
-    """Find the steps of a graph. Refused: it mixes tokens or rows."""
+    """Find the steps of a graph, and return its calls. Refused: it mixes tokens or rows."""
     values = Values(capture)
     properties = Properties(values, capture.causal)
     lengths = Lengths(values, Operators(values), properties)
@@ -194,7 +194,7 @@ def _calls(capture: Capture) -> Calls:
 
 
 def _check_calls(reading: CachedModule) -> None:
-    """Compare calls with whole sequences: what the properties missed is found here."""
+    """Compare calls with whole sequences, which shows what the tried properties missed."""
     x = reading.captured.example[:2]
     rows, length = x.shape[:2]
     drawn = reading.captured.drawn(rows, length)
@@ -225,7 +225,7 @@ def _check_calls(reading: CachedModule) -> None:
 
 
 def parts_of_memory(parts: Sequence[Tuple[int, int]], memory: Tensor, mask: Tensor) -> List[Tensor]:
-    """Return what calls take from outputs of an encoder [B,M,N] with a mask [B,M]."""
+    """Return the mask [B,M] and the parts of outputs of an encoder [B,M,N], as calls take them."""
     found, begin = [mask], 0
     for heads, size in parts:
         part = memory[..., begin : begin + heads * size].unflatten(2, (heads, size))
@@ -243,8 +243,8 @@ def _differs(y: Tensor, expected: Tensor, what: str) -> Refused:
 
 
 def _vocabulary(captured: Capture) -> int:
-    """Return the rows of the smallest table that the ids choose from; of none, how many ids the
-    module takes.
+    """Return the rows of the smallest table that ids are looked up in; without a table, the number
+    of ids that the module takes.
     """
     same_ids, tables = {captured.input}, []
     for node in captured.graph.nodes:
