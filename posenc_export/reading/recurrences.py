@@ -1,9 +1,8 @@
 """Recurrences of a module as one operation each, in traces of the whole module.
 
-A loop over tokens or chunks, or a closed form of one, takes values apart that have an axis of
-tokens and joins others that have one again. Where the numbers between are those of the gated
-linear recurrence S = e^g S + r k (v - S^T k)^T or S = e^g S + k v^T, y = S^T q, a trace has one
-operation in their place.
+A loop over tokens or chunks, or a closed form of it, splits values along an axis of tokens, and
+joins the results along such an axis. If these are those of the gated linear recurrence
+S = e^g S + r k (v - S^T k)^T or S = e^g S + k v^T, y = S^T q, one operation replaces the loop.
 """
 
 import torch
@@ -16,12 +15,12 @@ from posenc_export.reading.recurrent_groups import Cut, Form, near
 from posenc_export.reading.whole import OneTensor, count_numbers, of_length
 
 ROWS, LENGTHS = (3, 5, 11, 47, 53), (7, 9, 13, 17, 19, 23, 29, 31, 37)  # of the traces
-TRACES = 3  # which show how numbers in them depend on rows and tokens
+TRACES = 3  # as many show how numbers depend on rows and tokens
 PROVED = (1, 2, 33, 64, 65, 130, 257)  # tokens for which a module is called again
 
 
 def recurrences(plain: OneTensor, x: Tensor, most: int) -> Joined:
-    """Return a module with one operation in place of each recurrence of another.
+    """Return the module with one operation in place of each recurrence.
 
     Args:
         plain: the module.
@@ -29,7 +28,7 @@ def recurrences(plain: OneTensor, x: Tensor, most: int) -> Joined:
         most: tokens that the module takes.
 
     Raises:
-        ValueError: it runs none.
+        ValueError: the module has no recurrence.
     """
     taken = {s for held in plain.state_dict().values() for s in held.shape} | set(x.shape[2:])
     free = ([n for n in all_of if n not in taken and n <= most] for all_of in (ROWS, LENGTHS))
@@ -59,5 +58,5 @@ def _is_same(found: Joined, plain: OneTensor, x: Tensor) -> bool:
 
 
 def _tokens(x: Tensor, rows: int, length: int) -> Tensor:
-    """Return as many rows and tokens, which are those of x again and again."""
+    """Repeat x to a number of rows and tokens."""
     return of_length(x[torch.arange(rows) % x.shape[0]], length).clone()
