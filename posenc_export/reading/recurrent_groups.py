@@ -1,4 +1,4 @@
-"""The gated linear recurrence as one operation, and the operators of a trace that have its numbers.
+"""The gated linear recurrence as one operation, in place of operators of a trace that compute it.
 
 S = e^g S + r k (v - S^T k)^T, or S = e^g S + k v^T without rates; y = S^T q.
 """
@@ -36,10 +36,10 @@ library.define(
 )
 RUN = torch.ops.posenc_recurrence.run.default
 NEAR = 1e-9  # of the largest number, in float64
-MOST_ENTRIES = 6  # of a group, of which each order is tried
-LEAST = 1e-37  # of a factor that is taken as a logarithm
-# Operators without branches and bounds: a group of them that is a recurrence at random numbers is
-# one at all numbers.
+MOST_ENTRIES = 6  # inputs of a group, whose roles are found by trying all
+LEAST = 1e-37  # added to a factor of which the logarithm is taken
+# Operators without branches and bounds: a group of them that is a recurrence for random numbers is
+# one for all numbers.
 SMOOTH = set(
     """add sub rsub mul neg div exp matmul mm bmm baddbmm addmm linear einsum sum cumsum tril triu
     masked_fill where constant_pad_nd pad cat stack select slice narrow split split_with_sizes chunk
@@ -52,8 +52,8 @@ ROLES = ("q", "k", "v", "decay", "rate")
 def operands(
     q: Any, k: Any, v: Any, decay: Any, rate: Any
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Optional[Tensor]]:
-    """Return the arguments of ops.gated_delta from tensors or None: queries and
-    values that are not given are 1, and without decays nothing is forgotten.
+    """Return the arguments of ops.gated_delta. Queries and values of None are 1, and decays of None
+    forget nothing.
     """
     heads = k.shape[2] if v is None else v.shape[2]
     ones = torch.ones((), dtype=k.dtype)
@@ -63,7 +63,7 @@ def operands(
 
 
 def run(*given: Any) -> Tensor:
-    """Run a recurrence over whole sequences; arguments as those of `operands`."""
+    """Run a recurrence over whole sequences; arguments as for `operands`."""
     q, k, v, decay, rate = operands(*given)
     state = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
     return gated_delta(q, k, v, decay, rate, state)[0].contiguous()
@@ -79,7 +79,7 @@ def _(*given: Any) -> Tensor:
 
 
 def axes_of(t: Tensor, rows: int, length: int) -> Optional[Tuple[int, int]]:
-    """Return the axes of rows and tokens; None if one is not there once, or is part of another."""
+    """Return the axes of rows and tokens; None if one is missing, repeated or part of another."""
     shape = list(t.shape)
     if (shape.count(rows), shape.count(length)) != (1, 1):
         return None
@@ -96,13 +96,13 @@ def near(a: Tensor, b: Tensor) -> bool:
 
 
 class Cut:
-    """Put one operation in place of each group of operators on values without an axis of tokens
-    that has the numbers of a recurrence.
+    """Replace groups of operators that compute a recurrence by one operation each. A group is
+    connected by values without an axis of tokens.
 
     Args:
-        trace: at one number of rows and tokens, whose graph is changed.
+        trace: at one number of rows and tokens; its graph is changed.
         inputs: of the module.
-        forms: of the groups, in another trace of the same module; empty if none was tried.
+        forms: those of the groups in another trace of the module; empty for the first trace.
 
     Attributes:
         found: the forms of the groups that were replaced.
@@ -137,7 +137,7 @@ class Cut:
             read = [n for n in node.all_input_nodes if n in inside]
             self._join(group, {group[n] for n in read}, [node], place)
         for own in dict.fromkeys(group.values()):
-            # Sizes within a loop may equal the number of tokens: what lies between belongs to it.
+            # Sizes in a loop may equal the number of tokens: nodes between others belong to it.
             for node in self._between([n for n in group if group[n] == own]):
                 self._join(group, {own, group.get(node, own)}, [node], own)
         order = [n for n in self.graph.nodes if n in group]
@@ -149,7 +149,7 @@ class Cut:
         group.update(dict.fromkeys(new, to))
 
     def _between(self, group: List[Node]) -> List[Node]:
-        """Return the nodes that are computed from some of a group, and from which others are."""
+        """Return the other nodes on paths from one node of a group to another."""
         after, before = set(group), set(group)
         for node in self.graph.nodes:
             if node in self.data and after & set(node.all_input_nodes):
@@ -200,14 +200,14 @@ class Cut:
 
 
 def _differing(t: Tensor) -> Tensor:
-    """Return numbers that differ: those that are all 0 show nothing of what they decay or add."""
+    """Return numbers that differ: equal ones, such as zeros, would not show what they do."""
     if not bool((t == t.flatten()[0]).all()):
         return t
     return t + 0.1 * torch.rand(t.shape, generator=torch.Generator().manual_seed(6)).to(t.dtype)
 
 
 def _wide(node: Node, values: Dict[Node, Any]) -> Any:
-    """Run an operator in float64, whatever it casts to."""
+    """Run an operator in float64, also one that casts to another dtype."""
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
     args, kwargs = pytree.tree_map(widened, (args, kwargs))
     return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -217,12 +217,12 @@ class Form(NamedTuple):
     """How a group is a recurrence.
 
     Attributes:
-        roles: the entries that are q, k, v, decay and rate, by role.
-        decay: "log", "minus" or "factor": what the entry of decays is of their logarithms.
-        scan: whether k has all entries of a state, each channel of which is a head.
-        added: the entry that is added to the output, None for none.
-        constant: that it is multiplied with: the place of a value, or a number.
-        factor: of the output.
+        roles: index of the entry that is q, k, v, decay or rate, by role.
+        decay: how decays are given: "log", their logarithms, "minus", these negated, or "factor".
+        scan: whether each channel is a head with a state of its own, as k [B,S,C,N] shows.
+        added: index of an entry that is added to the output; None for none.
+        constant: factor of this entry: the index of a fixed value, or a number.
+        factor: factor of the output.
     """
 
     roles: Dict[str, int]
@@ -237,9 +237,9 @@ class _Roles:
     """Finds the roles of values in a recurrence by shapes and numbers.
 
     Args:
-        computed: what the values give.
-        y: what `given` give.
-        given: values, each with one axis of rows and one of tokens.
+        computed: the function of the group, from values of its entries.
+        y: its result for `given`.
+        given: values of the entries, each with one axis of rows and one of tokens.
         rows, length: sizes of these axes.
         fixed: values that do not depend on tokens.
     """
@@ -258,7 +258,7 @@ class _Roles:
         self.axes: List[Any] = [axes_of(t, rows, length) for t in (y, *given)]
 
     def find(self, hints: Sequence[Form]) -> Optional[Form]:
-        """Return a form with the same numbers, of `hints` if there are any."""
+        """Return a form that gives the numbers of the group, of `hints` or, without any, of all."""
         if None in self.axes:
             return None
         self.y, *self.of = (
@@ -286,7 +286,7 @@ class _Roles:
                 yield Form(roles, decay, scan, *left)
 
     def _tried(self, form: Form) -> Optional[Form]:
-        """Return a form with its constants if the recurrence has the numbers, otherwise None."""
+        """Return a form with its constants if it gives the numbers of the group, otherwise None."""
         y = self.y
         try:
             got = run(*self._operands(form, self.of, lambda of, *args: of(*args)))
@@ -308,8 +308,8 @@ class _Roles:
 
     @functools.lru_cache(maxsize=None)  # noqa: B019 - lives as long as a trace is cut
     def _scale(self, place: int) -> Tuple[Tensor, Union[None, int, float]]:
-        """Return what a value is multiplied with where it is added, all others being 0: numbers,
-        and the place of the constant that has them, or the only one of them.
+        """Return the factor of an entry that is added to the output, from a run where other entries
+        are 0: as numbers, and as the index of an equal constant, or one number; None for neither.
         """
         zeros = [torch.zeros_like(t) for t in self.given]
         zeros[place] = torch.ones_like(zeros[place])
