@@ -1,8 +1,8 @@
-"""Rotations of heads by position, recognized by their numbers, whatever their spelling.
+"""Rotations of heads by position, recognized by their numbers, in whatever code.
 
-The operators between two values of heads are run on heads whose first entry of each pair is 1: what
-they give is cos and sin of each position, as the module computes them. They are a rotation if they
-give the same as ops.rotate_pairs with these tables for any other heads.
+The operators between two values of heads are run on heads whose pairs are (1, 0). The results are
+cos and sin of each position, as the module computes them. The operators are a rotation if they give
+the same as ops.rotate_pairs with these tables for other heads.
 """
 
 import itertools
@@ -32,16 +32,16 @@ from posenc_export.reading.values import LAYOUT, aten, inputs_of, packet
 
 LARGEST = 40  # operators of a rotation
 CHUNK = 4096  # positions at a time
-FAR = 1e3  # times numbers near 1: what turns them passes no bound
-DRAWN = 64  # tokens whose coordinates say which of them turns a pair
+FAR = 1e3  # factor on numbers near 1, at which a bound such as a clamp would show
+DRAWN = 64  # tokens whose coordinates show which coordinate turns a pair
 JOINS = LAYOUT | {aten.cat, aten.slice_scatter, aten.copy}
 PAIRS = ((False, False), (True, False), (True, True))  # interleaved, and apart after it
-LINEAR = 1e-6  # of an entry, from one whose angles are proportional to the position
+LINEAR = 1e-6  # largest error of cos and sin from angles that are proportional to the position
 
 
 class Region(NamedTuple):
-    """Operators from the heads of `root` to those of the last of `nodes`, and the orders of their
-    factors as [B,S,H,D].
+    """Operators from the heads `root` to the heads that the last of `nodes` gives. Orders list the
+    factors of both as [B,S,H,D].
     """
 
     root: Node
@@ -51,8 +51,8 @@ class Region(NamedTuple):
 
 
 class Form(NamedTuple):
-    """Of the first `size` entries of a head, the pairs that are turned. apart: turned pairs are
-    halves of these entries, whatever they were before.
+    """The pairs that are turned, of the first `size` entries of a head. apart: whether turned pairs
+    are halves of these entries, though they were interleaved before.
     """
 
     size: int
@@ -91,8 +91,8 @@ class Rotations:
         self.places = {node: place for place, node in enumerate(self.values.nodes)}
 
     def recognize(self, node: Node) -> None:
-        """Give heads the step Rotated, the value before them that is turned by position, or those
-        of which they are parts.
+        """Give the step Rotated to heads, to a value before them, or to the parts that they join,
+        if it is a rotation.
         """
         left = [node]
         while left:
@@ -101,7 +101,7 @@ class Rotations:
                 left += self.values.data_of(node)
 
     def _recognizes(self, node: Node) -> bool:
-        """Give a value, or one before it, the step Rotated."""
+        """Give a value, or one before it, the step Rotated. Return whether one is a rotation."""
         for end in (node, *(root for root, _ in self._regions(node))):
             for root, nodes in self._regions(end):
                 for root_order, order in itertools.product(self._orders(root), self._orders(end)):
@@ -119,8 +119,8 @@ class Rotations:
         return [order for order in found if len(order) > 3]
 
     def _regions(self, node: Node) -> Iterator[Tuple[Node, List[Node]]]:
-        """Yield values as large as `node` from which all of it is computed, nearest ones first, and
-        the operators between, which act on each token alone.
+        """Yield earlier values of the same size from which all of `node` is computed, the nearest
+        first, and the operators between, which act on each token alone.
         """
         steps, of = self.properties.steps, self.values.of
         nodes: List[Node] = []
@@ -144,9 +144,9 @@ class Rotations:
         return any(isinstance(weight, Tensor) and weight.dim() > 1 for weight in weights)
 
     def _run(self, region: Region, x: Tensor, lengths: Mapping[Node, Tensor]) -> Tensor:
-        """Return what a region gives for heads x [B,S,H,D].
+        """Return the result of a region for heads x [B,S,H,D].
 
-        lengths: of what depends on the length alone, the values for these tokens.
+        lengths: values that depend on the length alone, for these tokens.
         """
         counts: Counts = {"B": x.shape[0], "Q": x.shape[1], "K": x.shape[1]}
         steps, root, last = self.properties.steps, region.root, region.nodes[-1]
@@ -156,7 +156,7 @@ class Rotations:
         return in_heads(y, steps[last].roles, region.order, counts)
 
     def _form(self, region: Region) -> Optional[Form]:
-        """Return which pairs a region turns on the example; None if it does anything else."""
+        """Return the pairs that a region turns on the example; None if it is no rotation."""
         of, steps, counts = self.values.of, self.properties.steps, self.values.counts
         root, last = region.root, region.nodes[-1]
         x = in_heads(of[root], steps[root].roles, region.root_order, counts)
@@ -192,7 +192,7 @@ class Rotations:
         return cos, sin
 
     def _step(self, region: Region, form: Form) -> Optional[Rotated]:
-        """Return the step of the last node of a region, if tables say how it turns."""
+        """Return the step of a region, or None if no table has its cos and sin."""
         tables = self._tables(region, form)
         axes = self._axes(region, form, *tables) if tables else None
         if not tables or axes is None:
@@ -204,7 +204,7 @@ class Rotations:
         return Rotated(roles, *of_root, region.order, cos, sin, form, _is_linear(*tables), of_axis)
 
     def _tables(self, region: Region, form: Form) -> Optional[Tuple[Tensor, Tensor]]:
-        """Return cos and sin [N,r/2] of all positions, None if they depend on the length."""
+        """Return cos and sin [N,r/2] of all positions; None if they depend on the length."""
         read = self._of_length(region)
         try:
             for other, roles in read.items():
@@ -225,8 +225,8 @@ class Rotations:
         return cos, sin
 
     def _axes(self, region: Region, form: Form, cos: Tensor, sin: Tensor) -> Optional[Tensor]:
-        """Return the pairs that each coordinate turns [A,r/2], without axes if the position turns
-        them; None if a pair is turned by anything else.
+        """Return whether each coordinate turns each pair [A,r/2]; an empty tensor if the position
+        turns all pairs. None if a pair is turned by anything else.
         """
         read, capture = self._of_length(region), self.values.capture
         if not capture.axes or not any(map(self.values.reads_coordinates, read)):
@@ -241,11 +241,11 @@ class Rotations:
         return turned if bool((least <= FINE * cos.abs().max()).all()) else None
 
     def _of_length(self, region: Region) -> Dict[Node, Any]:
-        """Return the roles of what a region reads that depends on the length alone."""
+        """Return the roles of values that a region reads and that depend on the length alone."""
         found: Dict[Node, Any] = {}
         for node in region.nodes:
             step = self.properties.steps[node]
-            reads = step.reads if isinstance(step, Each) else ()  # those of Item are no numbers
+            reads = step.reads if isinstance(step, Each) else ()  # Item reads no numbers
             for other, read in zip(inputs_of(node), reads, strict=bool(reads)):
                 if self.values.kind[other] == "length":
                     found[other] = read
@@ -258,7 +258,7 @@ def _is_linear(cos: Tensor, sin: Tensor) -> bool:
     if len(waves) < 2 or not waves.abs().sub(waves[0].abs()).abs().max() <= LINEAR:
         return False
     turn, at = torch.zeros_like(waves[0].real), 1
-    while at < len(waves):  # each position says the turn per position more exactly
+    while at < len(waves):  # larger positions give the turn per position more exactly
         expected = torch.polar(torch.ones_like(turn), turn * at)
         turn = turn + (waves[at] * waves[0].conj() * expected.conj()).angle() / at
         at *= 2
