@@ -23,7 +23,7 @@ class Refused(ValueError):
 
 @contextmanager
 def naming(where: str) -> Iterator[None]:
-    """Begin refusals within the block with `where: `, and make them one line."""
+    """Add `where: ` to the messages of refusals in the block, and join their lines."""
     try:
         yield
     except Refused as error:
@@ -77,7 +77,7 @@ def last_line(frames: List[Frame]) -> str:
 
 
 def place(frames: List[FrameType], names: Dict[int, str]) -> Tuple[str, str]:
-    """Return the layer and the line of the person's code where Python stands or stood.
+    """Return the layer and the line of the person's code in a call stack.
 
     frames: outermost first. names: of the traced layers, by id.
     """
