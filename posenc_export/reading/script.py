@@ -21,7 +21,7 @@ class Calls(torch.nn.Module):
 """
 INFIX = {operator.add: "+", operator.mul: "*", operator.sub: "-", operator.floordiv: "//"}
 OPTIONAL_TENSORS = "List[Optional[Tensor]]"
-IGNORED = ("device", "pin_memory", "layout")  # of the process that runs it
+IGNORED = ("device", "pin_memory", "layout")  # arguments that the process decides which runs it
 _numbers = itertools.count()
 
 
@@ -37,7 +37,7 @@ def with_source(graph: GraphModule) -> torch.nn.Module:
         "torch": torch, "ops": ops, "Tensor": Tensor, "List": List, "Optional": Optional,
         "Tuple": Tuple, "__name__": module_name,
     }  # fmt: skip
-    exec(compile(text, name, "exec"), scope)  # written above, of operators and numbers
+    exec(compile(text, name, "exec"), scope)  # a text of operators and numbers from this file
     module: torch.nn.Module = scope["Calls"]()
     for part, held in graph.named_children():
         module.add_module(part, held)
