@@ -24,7 +24,7 @@ ENTRY_BY_ENTRY = {
     aten.sqrt, aten.rsqrt, aten.reciprocal, aten.pow, aten.add, aten.sub, aten.mul, aten.div,
 }  # fmt: skip
 REDUCTIONS = {aten.sum.dim_IntList, aten.mean.dim}
-WHOLE = {aten.expand.default, aten.slice.Tensor}  # which change nothing if they keep the sizes
+WHOLE = {aten.expand.default, aten.slice.Tensor}  # without effect if the sizes stay the same
 CHECKS = {aten._assert_tensor_metadata.default, aten._assert_scalar.default}
 
 
@@ -55,7 +55,7 @@ def simplify(graph: Graph) -> None:
 
 
 def _join_slices(node: Node) -> None:
-    """Concatenate values that are written behind each other into all of an axis."""
+    """Replace writes of adjacent slices that fill a whole axis by one concatenation."""
     parts: List[Any] = []
     into: Any = node
     axis: Any = node.args[2] if len(node.args) == 5 else None
@@ -71,7 +71,7 @@ def _join_slices(node: Node) -> None:
 
 
 def _join_equal(graph: Graph) -> None:
-    """Compute once what several nodes compute from the same inputs."""
+    """Merge nodes that have the same operator, inputs and arguments."""
     known: Dict[str, Node] = {}
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target is not ops.append:
@@ -92,7 +92,7 @@ def _shape(node: Any) -> Optional[List[str]]:
 
 
 def _order(node: Node) -> List[int]:
-    """Return the permutation of a node, seen on axes of different sizes."""
+    """Return the permutation of a node, found by running it on axes of different sizes."""
     sizes = range(1, 1 + node.meta["val"].dim())
     operator: Any = node.target
     turned = operator(torch.empty(*sizes, device="meta"), *node.args[1:])
@@ -112,14 +112,14 @@ def _permute(node: Node) -> None:
 
 
 def _keeps_axes(node: Node) -> bool:
-    """Return whether a node is a sum or mean over axes that stay."""
+    """Return whether a node is a sum or mean with keepdim=True."""
     return node.target in REDUCTIONS and len(node.args) == 3 and bool(node.args[2])
 
 
 def _permute_after(node: Node) -> None:
-    """Let a node read values before the one permutation that they all have, and permute its result,
-    if no other kind of node reads these permutations. Vectors along a last axis that stays have
-    none.
+    """Move a permutation that all inputs of a node share behind the node, if only nodes of such
+    kinds read the permuted inputs. Vectors, such as the weight of a norm, need no permutation if it
+    keeps the last axis.
     """
     wide = [one for one in node.all_input_nodes if one.meta["val"].dim()]
     read = [one for one in wide if one.target is aten.permute.default]
