@@ -20,7 +20,7 @@ class Cached(NamedTuple):
     Attributes:
         node: the value, with one axis of tokens.
         order: its factors in the order rows, tokens, heads, entries; None for its own order.
-        copies: how many equal heads are cached once.
+        copies: number of equal heads for which one is cached.
     """
 
     node: Node
@@ -75,7 +75,7 @@ class Each(Step):
 
 @dataclass(frozen=True)
 class OverKeys(Step):
-    """An operator that reduces keys, for which keys that hold the number `fill` do not count."""
+    """An operator that reduces keys. Keys whose scores or weights are `fill` do not count."""
 
     reads: Reads
     fill: float
@@ -143,15 +143,15 @@ class Rotated(Step):
 
 @dataclass(frozen=True)
 class Skew(Step):
-    """Scores by distance that a region from `root` moves to the keys at these distances."""
+    """Scores by distance, the value `root`, that a region rearranges to scores by key."""
 
     root: Node
 
 
 @dataclass(frozen=True)
 class Running(Step):
-    """A total of `source` over a token and all earlier ones, as of ops.running; its state is
-    [B,1,2,C].
+    """A total of `source` over each token and all earlier ones (ops.recurrence.running_total). Its
+    state is [B,1,2,C].
     """
 
     source: Node
@@ -163,7 +163,7 @@ class Recurrent(Step):
     """A recurrence over all tokens; its state is [B,H,D,V].
 
     Attributes:
-        given: queries, keys, values, decays and rates as of recurrent_groups.operands.
+        given: queries, keys, values, decays and rates, as for recurrent_groups.operands.
         state: H, D and V.
     """
 
@@ -183,8 +183,8 @@ class Attend(Step):
         scale, softcap: of the scores.
         bias: a plan of lengths.Lengths and the roles of its pairs; None for none.
         before, after, chunk: as in ops.attention_mask.
-        sinks: one score per head that takes part in the softmax without a value, or the weight
-            that has them; None for none.
+        sinks: a score of each head that the softmax includes without a value, or the weight that
+            holds these scores; None for none.
     """
 
     q: Node
