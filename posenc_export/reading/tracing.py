@@ -1,4 +1,4 @@
-"""torch.export with what a module as published needs, one remedy after the other."""
+"""torch.export of modules as they are published: remedies are tried one after the other."""
 
 import gc
 import io
@@ -49,7 +49,7 @@ FIXED = (
     "interpreted as an integer",
 )
 DATA = ("data-dependent", "Could not extract specialized integer")
-# What a trace may need.
+# Remedies that a trace may need, as phrases.
 RECURRENT = "recurrences as one operation with a state"
 HASHED = "the length as key of a dict"
 MIXED = "branches on mask.any() and mask.all() as for a mixed mask"
@@ -63,8 +63,8 @@ FOR = {HASHED: ("unhashable type",), MIXED: DATA}  # words of the errors that a 
 
 @contextmanager
 def _any_is_true() -> Iterator[None]:
-    """Tensor.any() and torch.any(x) are True, Tensor.all() is False: what is skipped for some
-    inputs is computed for all.
+    """Let Tensor.any() and torch.any(x) return True, and all() False. Branches that code skips for
+    some inputs are then traced.
     """
     with ExitStack() as stack:
         for owner in (Tensor, torch):
@@ -95,7 +95,7 @@ FIXES = (
 
 
 def _joined(plain: OneTensor, x: Tensor) -> Joined:
-    """One module from traces at four sizes near that of x, of fewer tokens if these take long."""
+    """Join traces at four sizes near that of x, or of fewer tokens if x takes too long."""
     longest = min(x.shape[1], affordable(count_numbers(plain.parameters()), LONGEST_EDGE))
     sizes = [(x.shape[0] + n % 4, longest - n) for n in (0, 1, 3, 6)]
     some = (x[torch.arange(rows) % x.shape[0], :length].clone() for rows, length in sizes)
@@ -132,7 +132,7 @@ def attention(
 def added_products(
     input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
-    """baddbmm as a product and a sum, of which attention reads the product."""
+    """baddbmm as a product and a sum, so that attention with such a product is recognized."""
     return torch.bmm(batch1, batch2) * alpha + input * beta
 
 
@@ -145,8 +145,8 @@ def _flex(
     scale: float,
     kernel_options: Dict[str, Any],
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    """flex_attention as products; score_mod and mask_mod see all rows, heads, queries and keys at
-    once. Returns the output, and no sums or maxima.
+    """flex_attention as products. score_mod and mask_mod get all rows, heads, queries and keys at
+    once. The sums and maxima that flex_attention also returns are not computed.
     """
     if query.shape[1] != key.shape[1]:
         repeats = query.shape[1] // key.shape[1]
@@ -166,8 +166,8 @@ def short_traces(lines: bool = False) -> Iterator[None]:
     """Trace within the context without garbage collection and without torch's cache of shapes.
 
     A trace allocates millions of objects. The cache holds the shape and dtype of the output of each
-    operator for its inputs; with dynamic sizes, its entries cost more time than they save. Nodes
-    have no strides, and their lines of code only if they are asked for.
+    operator for its inputs; with dynamic sizes, its entries cost more time than they save. Strides
+    are not recorded, and lines of code only if `lines` is True.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -187,8 +187,8 @@ def short_traces(lines: bool = False) -> Iterator[None]:
 
 
 def _own_frames(_: Any, frames: traceback.StackSummary) -> traceback.StackSummary:
-    """Return the frames of forward methods, and of the functions that the last one outside torch
-    calls in its own folder, but not those of packages that it uses.
+    """Return the frames of forward methods, and those below the last one outside torch whose files
+    are in its folder.
     """
     forward = [frame.name == "forward" for frame in frames]
     of_modules = list(itertools.compress(frames, forward))
@@ -201,7 +201,7 @@ def _own_frames(_: Any, frames: traceback.StackSummary) -> traceback.StackSummar
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Settings of torch in which a trace is as general as it can be, and silent."""
+    """Trace within the context as generally as possible, without warnings and logs."""
     with ExitStack() as stack:
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
@@ -224,9 +224,9 @@ def quiet() -> Iterator[None]:
 
 
 def exported(plain: OneTensor, x: Tensor, most: int) -> Tuple[ExportedProgram, List[str]]:
-    """Trace a module with free rows and tokens; also the phrases of the remedies that it took.
+    """Trace a module with free rows and tokens. Return the program and the remedies that it needed.
 
-    The example is as long as it can be, so that no branch for short lengths is taken.
+    The example is as long as possible, so that no branch for short lengths is taken.
     """
     first: Optional[Refused] = None
     said = ""
@@ -236,7 +236,7 @@ def exported(plain: OneTensor, x: Tensor, most: int) -> Tuple[ExportedProgram, L
         try:
             return _attempt(plain, x, most, used), used
         except Refused as error:
-            if used != [RECURRENT]:  # others say it again
+            if used != [RECURRENT]:  # if no recurrence was found, later ways report the error
                 first, said = first or error, f"{said}{error.__cause__}"
                 if LOOPS in str(first):
                     break
@@ -279,7 +279,7 @@ def _attempt(plain: OneTensor, x: Tensor, most: int, used: List[str]) -> Exporte
 
 
 def _example_sizes(plain: OneTensor, most: int) -> Tuple[int, int]:
-    """Rows and tokens of the example, which no size of the module equals if that can be."""
+    """Return rows and tokens of the example, different from all sizes of the module if possible."""
     taken: Set[int] = {s for held in plain.state_dict().values() for s in held.shape}
     lengths = range(most, max(1, most - 4), -1)
     length = next((n for n in lengths if n not in taken), lengths[0])
@@ -288,7 +288,7 @@ def _example_sizes(plain: OneTensor, most: int) -> Tuple[int, int]:
 
 @contextmanager
 def _fixed_sizes(plain: OneTensor) -> Iterator[List[Tuple[sympy.Symbol, str, str]]]:
-    """Note where the module's code fixes a size of the trace: symbol, layer, line."""
+    """Record where the module's code fixes a size of the trace: symbol, layer, line."""
     found: List[Tuple[sympy.Symbol, str, str]] = []
     own, layers = ShapeEnv._set_replacement, plain.layers()
 
@@ -305,7 +305,7 @@ def _fixed_sizes(plain: OneTensor) -> Iterator[List[Tuple[sympy.Symbol, str, str
 def _in_our_words(
     error: Exception, plain: OneTensor, fixed: List[Tuple[sympy.Symbol, str, str]]
 ) -> Refused:
-    """Return what an error of torch.export means, with the layer and the line that it is about."""
+    """Translate an error of torch.export to a refusal with the layer and the line of code."""
     text = str(error)
     layer, line = place_of_error(error, plain.layers())
     if any(word in text for word in DATA):
