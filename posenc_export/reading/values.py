@@ -35,7 +35,7 @@ SHAPE_ALONE = LIKE | {aten.sym_size, aten.sym_numel}  # operators that read no n
 
 
 def zero_scores(shape: List[Any]) -> Tensor:
-    """Stand for scores in a graph that computes what a module adds to them."""
+    """Stand for scores in a graph that computes the biases which a module adds to scores."""
     return torch.zeros(shape)
 
 
@@ -43,7 +43,7 @@ SHAPED[zero_scores] = 0
 
 
 def running_max(x: Tensor, axes: List[int]) -> Tensor:
-    """Return the largest of each entry and those before it along one axis: cummax as one value."""
+    """Return the maximum of each entry and those before it on an axis: cummax without indices."""
     return x.cummax(axes[0]).values
 
 
@@ -53,7 +53,7 @@ def packet(node: Node) -> Any:
 
 
 def depending(graph: torch.fx.Graph, on: Iterable[Node]) -> Set[Node]:
-    """Return the nodes whose numbers depend on those of some inputs of a graph, and these."""
+    """Return some inputs of a graph, and the nodes whose numbers depend on theirs."""
     found = set(on)
     for node in graph.nodes:
         reads = node.op == "call_function" and packet(node) not in SHAPE_ALONE
@@ -79,9 +79,8 @@ class Values:
         kind: of each node: "const", "size" of an axis, "length" for what depends on numbers of
             rows and tokens alone, "data" for what depends on the tokens.
         of: value of each node for the example of the capture.
-        varied: other values, of nodes that have the same number for all tokens of the example and
-            of those that read them: a mask of ids that are not in it shows nothing of what is
-            computed with it.
+        varied: other values for nodes with one number for all tokens of the example, and for nodes
+            that read these: a mask that is equal everywhere does not show what an operator does.
         counts: numbers of rows and tokens of the example.
     """
 
@@ -129,7 +128,7 @@ class Values:
         return "length" if read & {"size", "length"} else "const"
 
     def _read(self) -> Set[Node]:
-        """Return the nodes whose numbers the output depends on, not their shapes alone."""
+        """Return the nodes whose numbers, and not only shapes, the output depends on."""
         found: Set[Node] = set()
         left = [self.out]
         while left:
@@ -186,7 +185,7 @@ class Values:
         """Run the operator of a node.
 
         Args:
-            values: of its inputs, in their order; those of sizes are not used.
+            values: of its inputs, in order; values of sizes are ignored.
             counts: numbers of rows and tokens.
             role: "K" if its sizes run over keys.
             roles: of the output, for operators that take its shape.
@@ -244,7 +243,7 @@ class Values:
         return found
 
     def _place(self, values: Dict[Node, Any], rows: int, length: int) -> None:
-        """Give the input of positions its value, if there is one."""
+        """Add the value of the input of positions, if the module has this input."""
         node = self.capture.positions
         if node is not None:
             values[node] = self.capture.module.counted(rows, length)
@@ -258,9 +257,9 @@ class Values:
         return self._of_coordinates[node]
 
     def at(self, node: Node, length: int, known: Optional[Dict[Node, Any]] = None) -> Any:
-        """Return a value that depends on the length alone, of one row of a length. known: values of
-        other nodes, by default of positions from 0 on; values that are computed are added.
-        Refused: it has fewer positions, as a table may.
+        """Return a value that depends on the length alone, for one row of `length` tokens. known:
+        values of other nodes, by default those for positions from 0 on; gets the computed values.
+        Refused: an operator fails, as for a table with fewer positions.
         """
         if self.kind[node] == "const" and node in self.constants:
             return self.constants[node]
@@ -289,5 +288,5 @@ class Values:
         return known[node]
 
     def forget(self) -> None:
-        """Release the values at lengths, which are only needed while steps are found."""
+        """Release the values of `at`, which are only needed while steps are found."""
         self._at_length.clear()
