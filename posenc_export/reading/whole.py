@@ -22,19 +22,19 @@ Path = Tuple[Union[int, str], ...]  # where a tensor stands in what forward retu
 class Capture:
     """A module traced on whole sequences, and the module itself.
 
-    graph: aten operators; its placeholders are `constants`, `input` x [B,S] or [B,S,E],
-    `positions` [B,S] or [S] or coordinates [A,B,S], and `memory` [B,M,N] with its mask [B,M] of a
-    decoder that reads an encoder; its output is `output` [B,S,*] of all tokens.
+    graph: aten operators. Its placeholders are `constants`, `input` x [B,S] or [B,S,E],
+    `positions` [B,S] or [S] or coordinates [A,B,S], and `memory` [B,M,N] with its mask [B,M] for a
+    decoder that reads an encoder. Its output is `output` [B,S,*] of all tokens.
     rows, tokens, sources: the symbols B, S and M of its shapes.
-    constants, names: weights, buffers and tables of the trace, and how the module calls them.
+    constants, names: weights, buffers and tables of the trace, and their names in the module.
     least: the smallest S for which the trace is valid.
     lengths: numbers that the module compares, divides or bounds a length with.
-    remedies: what the trace needed beside torch.export, a phrase each.
-    gives_last_token: the module returns the output of the last token alone.
+    remedies: phrases that say what the trace needed beside torch.export.
+    gives_last_token: whether the module returns the output of the last token alone.
     example: x [3,S] or [3,S,E] of tokens that differ, for checks by numbers.
-    copies: layers that may be left out of the graph (reading/parts.py), by the first of their kind.
-    short: a module and its graph with one layer of each kind, which have the same properties; None
-    if there is none.
+    copies: by name of a layer that the graph may leave out (reading/parts.py), the first layer of
+    its kind.
+    short: the capture with one layer of each kind, which has the same properties; None for none.
     """
 
     where: str
@@ -85,8 +85,8 @@ class Capture:
         return self.module.before[0] if len(self.module.before) > 1 else 0
 
     def drawn(self, rows: int, length: int) -> Beside:
-        """Coordinates [A,B,S] from the whole range, or outputs of an encoder [B,M,N] with a mask
-        of 1 to M tokens in each row; none if the module takes neither.
+        """Draw coordinates [A,B,S] from the whole range, or outputs of an encoder [B,M,N] with a
+        mask of 1 to M tokens in each row; nothing if the module takes neither.
         """
         generator, shape = torch.Generator().manual_seed(7), (self.axes, rows, length)
         if (memory := self.module.memory) is not None:
@@ -98,30 +98,30 @@ class Capture:
         return (torch.randint(self.max_positions, shape, generator=generator),)
 
     def own(self, x: Tensor, fresh: bool = False, beside: Beside = ()) -> Tensor:
-        """The module's own output [B,S,*] for whole sequences x; [B,1,*] if it gives that of the
-        last token alone. fresh: as the first call of a module. beside: as of OneTensor.inputs.
+        """Return the output of the module itself for whole sequences x, [B,S,*], or [B,1,*] of the
+        last token. fresh: whether to call a new copy. beside: as for OneTensor.inputs.
         """
         y = (self.module.copied() if fresh else self.module).of(x, beside)
         return y.unsqueeze(1) if self.gives_last_token and y.dim() == 2 else y
 
     def whole(self, x: Tensor, beside: Beside = ()) -> Tensor:
-        """Output [B,S,*] of all tokens of whole sequences x, by the module itself; by its trace
-        if the module gives that of the last token alone.
+        """Return the output [B,S,*] of all tokens of whole sequences x, from the module itself, or
+        from its trace if the module returns that of the last token alone.
         """
         return (self.traced if self.gives_last_token else self.own)(x, beside=beside)
 
     @property
     def parameters(self) -> List[str]:
-        """Names of the parameters of the module, tied ones under each of theirs."""
+        """Names of the parameters of the module; tied parameters have several."""
         return [name for name, _ in self.module.module.named_parameters(remove_duplicate=False)]
 
     @property
     def weights(self) -> int:
-        """How many numbers the constants hold."""
+        """Number of entries of all constants."""
         return count_numbers(self.constants.values())
 
     def traced(self, x: Tensor, beside: Beside = ()) -> Tensor:
-        """Output [B,S,*] of the graph for whole sequences x."""
+        """Return the output [B,S,*] of the graph for whole sequences x."""
         further = (*([] if self.positions is None else [self.positions]), *self.memory)
         given = dict(zip((self.input, *further), self.module.inputs(x, beside), strict=True))
         given |= self.constants
@@ -132,11 +132,11 @@ class Capture:
 
 
 class OneTensor(nn.Module):
-    """A module from x and positions to one tensor of its output.
+    """A module that maps x and positions to one tensor of its output.
 
     module: in eval mode. positions: name of its argument. before: sizes of the axes of positions
-    before that of tokens, 0 for that of rows. path: where the tensor stands. memory: outputs of an
-    encoder [1,M,N] as an example, for a module that takes them with a mask; None for others.
+    before the axis of tokens, 0 for rows. path: place of the tensor in the output. memory: example
+    outputs of an encoder [1,M,N], for a module that takes them with a mask; None for others.
     """
 
     def __init__(
@@ -167,8 +167,8 @@ class OneTensor(nn.Module):
         return value
 
     def inputs(self, x: Tensor, beside: Beside = ()) -> Tuple[Tensor, ...]:
-        """x, and what the module takes beside it: coordinates, by default positions, or outputs of
-        an encoder and their mask, by default those of the example in all rows.
+        """Return x and the further inputs of the module: coordinates, by default positions, or
+        outputs of an encoder and their mask, by default those of the example in all rows.
         """
         if self.memory is not None and not beside:
             memory = self.memory.expand(x.shape[0], -1, -1).contiguous()
@@ -178,12 +178,12 @@ class OneTensor(nn.Module):
         return (x, *beside)
 
     def counted(self, rows: int, length: int) -> Tensor:
-        """Positions 0, 1, ... of tokens, also as each of their coordinates."""
+        """Return positions 0, 1, ..., with the axes that the module's argument has."""
         sizes = [size or rows for size in self.before]
         return torch.arange(length).expand(*sizes, -1).contiguous()
 
     def of(self, x: Tensor, beside: Beside = ()) -> Tensor:
-        """The output for x, without a gradient."""
+        """Return the output for x, without a gradient."""
         with torch.no_grad():
             result: Tensor = self(*self.inputs(x, beside))
         return result
@@ -193,17 +193,17 @@ class OneTensor(nn.Module):
         return OneTensor(inside, self.argument, self.before, self.path, self.memory)
 
     def tensors(self) -> Dict[str, Tensor]:
-        """Parameters and buffers of the module by all of their names."""
+        """Return parameters and buffers of the module by all of their names."""
         found: Dict[str, Tensor] = dict(self.module.named_buffers(remove_duplicate=False))
         return {**found, **dict(self.module.named_parameters(remove_duplicate=False))}
 
     def layers(self) -> Dict[int, str]:
-        """Names of the layers by id."""
+        """Return the names of the layers by id."""
         return {id(layer): name for name, layer in self.named_modules()}
 
 
 def held_by(program: ExportedProgram) -> Dict[str, Tuple[str, Tensor]]:
-    """The names and values of weights, buffers and constants of a trace, by their placeholders."""
+    """Return names and values of weights, buffers and constants of a trace, by placeholder."""
     of, known = program.graph_signature, {**program.constants, **program.state_dict}
     inside = {**of.inputs_to_parameters, **of.inputs_to_buffers}
     inside |= of.inputs_to_lifted_tensor_constants
@@ -211,12 +211,12 @@ def held_by(program: ExportedProgram) -> Dict[str, Tuple[str, Tensor]]:
 
 
 def count_numbers(tensors: Iterable[Tensor]) -> int:
-    """Return how many numbers tensors hold."""
+    """Return the number of entries of all tensors."""
     return sum(tensor.numel() for tensor in tensors)
 
 
 def private_copy(module: nn.Module) -> nn.Module:
-    """A copy in eval mode that shares parameters, and has its own buffers and attributes."""
+    """Return a copy in eval mode that shares parameters, and has its own buffers and attributes."""
     memo: Dict[int, Any] = {id(p): p for p in module.parameters()}
     for layer in module.modules():
         for value in vars(layer).values():
@@ -231,5 +231,5 @@ def private_copy(module: nn.Module) -> nn.Module:
 
 
 def of_length(x: Tensor, length: int) -> Tensor:
-    """The rows of x, repeated to a length."""
+    """Return the rows of x, repeated to a length."""
     return torch.cat([x] * -(-length // x.shape[1]), 1)[:, :length]
