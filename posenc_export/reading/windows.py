@@ -18,16 +18,16 @@ LARGER = 16.0  # times the numbers of the example
 def reach_of(
     properties: Any, region: Sequence[Node], root: Node, node: Node, roles: Roles
 ) -> Optional[int]:
-    """Return how many tokens before each one a region reads, or None if it is no window."""
+    """Return how many earlier tokens a region reads for each token; None if it is no window."""
     own, of = properties.steps[root].roles, properties.values.of
     axis, to = axis_of(own, "Q"), axis_of(roles, "Q")
     length = _long_enough(properties, region)
-    # At an even and an odd token: operators on every second token continue at the even ones.
+    # An even and an odd token: operators on every second token would pass at even ones.
     places = length // 2, length // 2 + 1
 
     def continues(x: Tensor, y: Tensor, at: int, reach: int) -> bool:
-        """Whether outputs from token `at` on need `reach` tokens before it, and tokens of
-        zeros before the first change nothing.
+        """Return whether outputs from token `at` on need no more than `reach` tokens before it, and
+        zeros before the first token change nothing.
         """
         late = properties.run_region(region, root, x.narrow(axis, at - reach, length - at + reach))
         if not same(late.narrow(to, reach, length - at), y.narrow(to, at, length - at)):
@@ -66,8 +66,8 @@ def reach_of(
 
 
 def _long_enough(properties: Any, region: Sequence[Node]) -> int:
-    """Return a number of tokens of which a region shows what it reads: whole numbers in it may
-    be paddings and dilations.
+    """Return a number of tokens that shows how far a region reads: three times its largest whole
+    number, which may be a padding or a dilation.
     """
     numbers = pytree.tree_leaves([(node.args, node.kwargs) for node in region])
     sizes = [abs(n) for n in numbers if type(n) is int and abs(n) < properties.values.max_positions]
@@ -75,15 +75,15 @@ def _long_enough(properties: Any, region: Sequence[Node]) -> int:
 
 
 def _drawn(properties: Any, root: Node, length: int) -> List[Tensor]:
-    """Return values of one row of a root for a number of tokens, each like one of its own."""
+    """Return values of a root for one row of a number of tokens, drawn from its own values."""
     own, generator = properties.steps[root].roles, torch.Generator().manual_seed(8)
     axis, values = axis_of(own, "Q"), properties.values
     found = []
     for x in [of[root] for of in (values.of, values.varied) if root in of]:
         index = torch.randint(x.shape[axis], (length,), generator=generator)
         found.append(select(x, own, {"B": [0]}, values.counts).index_select(axis, index))
-    if found[0].is_floating_point():  # numbers that are larger pass other bounds
+    if found[0].is_floating_point():  # larger numbers would show a bound such as a clamp
         found[0] = found[0] * (0.6 + 0.8 * torch.rand(found[0].shape, generator=generator))
         found.append(found[0] * LARGER)
-        found.append(found[0].narrow(axis, 0, 1).expand_as(found[0]))  # whose weights add up
+        found.append(found[0].narrow(axis, 0, 1).expand_as(found[0]))  # equal tokens: sums grow
     return found
