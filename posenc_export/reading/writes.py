@@ -7,12 +7,12 @@ import torch
 from torch.fx import Graph, Node
 
 aten = torch.ops.aten
-WRITTEN = {  # parts of a value, and the value with another such part
+WRITTEN = {  # operator that takes a part of a value: operator that replaces this part
     aten.slice.Tensor: aten.slice_scatter.default,
     aten.select.int: aten.select_scatter.default,
 }
-PASSING = {aten.dropout.default, aten.type_as.default}  # may give their input itself
-Memory = Dict[Node, Node]  # of the nodes before one, the first that shows the same memory
+PASSING = {aten.dropout.default, aten.type_as.default}  # may return their input itself
+Memory = Dict[Node, Node]  # by node so far, the first node whose value has the same memory
 
 
 def writes(node: Node) -> bool:
@@ -21,8 +21,8 @@ def writes(node: Node) -> bool:
 
 
 def without_writes(graph: Graph) -> bool:
-    """Replace operators that write to their first input. Return whether none is left: those are
-    that write to an input of the graph, or to what is read in another layout afterwards.
+    """Replace operators that write to their first input. Return whether all could be replaced: not
+    writes to an input of the graph, or to memory that is read in another layout afterwards.
     """
     memory: Memory = {}
     for node in list(graph.nodes):
@@ -34,7 +34,7 @@ def without_writes(graph: Graph) -> bool:
 
 
 def _shown(node: Node) -> Optional[Node]:
-    """Return the input whose memory a value shows; None if it has memory of its own."""
+    """Return the input of which a value is a view; None if it has memory of its own."""
     source = node.args[0] if node.args else None
     if not isinstance(source, Node):
         return None
@@ -55,7 +55,7 @@ def _function(target: Any) -> Any:
 
 
 def _write(node: Node, memory: Memory) -> bool:
-    """Replace an operator that writes. Nodes behind it read what it gives."""
+    """Replace an operator that writes. Later nodes read its result. Return whether it was done."""
     of, function, written = memory[node], _function(node.target), node.all_input_nodes[0]
     read = {n for n, own in memory.items() if own is of and n.users.keys() - memory.keys()}
     others, parts = read - {node, written}, list[Any]()
@@ -84,7 +84,7 @@ def _write(node: Node, memory: Memory) -> bool:
 
 
 def _behind(node: Node, target: Any, args: Any, like: Node) -> Node:
-    """Put a new node behind another, with what is known of a third."""
+    """Insert a new node behind a node, with the metadata of `like`."""
     with node.graph.inserting_after(node):
         new = node.graph.call_function(target, args)
     new.meta = dict(like.meta)
@@ -92,6 +92,6 @@ def _behind(node: Node, target: Any, args: Any, like: Node) -> Node:
 
 
 def _read(old: Node, new: Node, memory: Memory) -> None:
-    """Let nodes that follow read another node."""
+    """Let later nodes read `new` in place of `old`."""
     if old is not new:
         old.replace_all_uses_with(new, lambda user: user not in memory)
