@@ -23,7 +23,7 @@ from posenc_export.shared.refusal import refusal
 
 FULL = "full pass"
 LEAST = 8  # tokens of a sequence that every division needs
-# Of objects that models of other libraries return.
+# Attributes of the objects that models of other libraries return.
 FIELDS = ("logits", "last_hidden_state", "output")
 DIFFERS = "docs/from-your-weights.md lists what often differs"
 
@@ -47,7 +47,7 @@ def compare(
         error}}; errors are relative to the largest output.
 
     Raises:
-        ValueError: an error is above the tolerance, which rounding alone explains; outputs of
+        ValueError: an error is above the tolerance, which allows for rounding alone; outputs of
             another shape; a module in training mode.
     """
     tokens = np.asarray(inputs.detach().cpu() if isinstance(inputs, Tensor) else inputs)
@@ -82,7 +82,7 @@ def compare(
 def _opened(
     ours: Union[Model, torch.nn.Module, Loaded], inputs: np.ndarray
 ) -> Tuple[Session, Accuracy]:
-    """Return a session of a model or an artefact, and how far its outputs may be off."""
+    """Return a session of a model or an artefact, and the accuracy of its outputs."""
     if not isinstance(ours, Loaded):
         how = ReadAs()
         if not isinstance(ours, KNOWN):
@@ -100,7 +100,7 @@ def _opened(
 
 
 def _case(inputs: np.ndarray, original: Callable[..., Any]) -> Case:
-    """Return inputs, filled up with shifted copies, with the original's outputs for two endings."""
+    """Return inputs with two endings, filled up with shifted copies, and the original's outputs."""
     count = max(BATCHES)
     shifted = [np.roll(inputs, shift, axis=1) for shift in range(-(-count // len(inputs)))]
     rows = np.concatenate(shifted)[:count]
@@ -121,8 +121,8 @@ def _outputs(original: Callable[..., Any], tokens: np.ndarray) -> np.ndarray:
 
 
 def first_output(returned: Any) -> Any:
-    """Return the output that a module of another library returns: alone, as the first of a tuple,
-    or in an object with logits or last_hidden_state.
+    """Return the output of a module of another library from what its forward returned: the output
+    itself, a tuple that begins with it, or an object with logits or last_hidden_state.
     """
     value = returned[0] if isinstance(returned, (tuple, list)) else returned
     return next((getattr(value, name) for name in FIELDS if hasattr(value, name)), value)
@@ -138,9 +138,9 @@ def _sees_later(original: Callable[..., Any], case: Case, accuracy: Accuracy) ->
 def _disagreement(
     ours: Any, whole: np.ndarray, case: Case, error: float, accuracy: Accuracy, sees_later: bool
 ) -> str:
-    """Return a message that says which tokens differ. The output of a causal model for its first
-    token depends on no number of heads, position or scale. whole: outputs of ours; sees_later:
-    whether the original is not causal, but ours is.
+    """Return a message that says which tokens differ. For the first token of a causal model, the
+    output is independent of the number of heads, positions and scale. whole: outputs of ours.
+    sees_later: whether ours is causal and the original is not.
     """
     bound = f"{accuracy.tolerance:.1e}"
     rule = f"compare: expected outputs within {bound} of those of the original, got {error:.1e}"
