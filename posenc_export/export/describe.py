@@ -1,5 +1,5 @@
-"""The manifest of a model before its graph is written, with inputs, outputs and states by name,
-dtype and axes; examples of them for tracing, and the eager module as a target.
+"""The manifest of a model before its graph is written: names, dtypes and axes of inputs, outputs
+and states. Also examples of them for tracing, and the eager module as a target.
 """
 
 from typing import Any, Callable, Dict, List, Tuple
@@ -70,7 +70,7 @@ def outputs_of(model: Model, signature: str) -> List[Value]:
 
 
 def encoder_of(model: Model) -> List[Value]:
-    """Return the inputs that a decoder with cross-attention takes from an encoder."""
+    """Return the inputs of a decoder that depend on an encoder: its mask, keys and values."""
     dtype, values = passed(dtype_of(model)), []
     for index, (heads, size) in enumerate(model.memory if isinstance(model, ReadModule) else ()):
         name = f"past_key_values.{index // 2}.encoder.{('key', 'value')[index % 2]}"
@@ -141,7 +141,7 @@ def trace_inputs(
     follow the caches.
 
     Args:
-        slots: the axis of caches, for every target. Semantic operations append to caches with P.
+        slots: name of the axis of slots of all caches; P, since semantic operations append.
         dim: returns what torch.export takes for the name of an axis.
     """
     values = [(_own(manifest, value.dtype), value.axes) for value in manifest.inputs]
@@ -163,7 +163,7 @@ def trace_inputs(
 
 
 def _own(manifest: Manifest, dtype: str) -> str:
-    """Return the dtype of the module itself; a graph may be passed another one."""
+    """Return the dtype of an input in the module. Callers of a graph may pass another one."""
     return manifest.dtype if dtype == manifest.passed_dtype else dtype
 
 
