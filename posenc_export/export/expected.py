@@ -1,6 +1,5 @@
-"""Outputs of the eager module for a proof, in float32 for artefacts of every dtype: where they are
-compared, how far a correct artefact may be from them, and their own errors against the float64
-oracle.
+"""Expected outputs for a proof, those of the eager module in float32: at which tokens they are
+compared, how far a correct artefact may be from them, and their errors against the float64 oracle.
 """
 
 import copy
@@ -47,12 +46,12 @@ DECODED = 2.0
 # caches are doubled at powers of two, and prompts are divided at 256; 300 is none of these.
 DEPTHS = (64, 256, 300, 512, 1024, 2048, 4096)
 LONGEST_NAME = 64
-SINGLE = 1 << 24  # first whole number behind which float32 has gaps
+SINGLE = 1 << 24  # above this whole number, float32 has gaps
 OTHER = re.compile(r"[^A-Za-z0-9_.,:()+^ -]")  # not allowed in names of cells
-# Tokens of a sequence that a module reads in float64, with the scores of all pairs; more if its
-# computation changes behind them. Calls are compared at this number of cached tokens.
+# Least number of tokens that a module reads in float64, with the scores of all pairs. It reads more
+# if its computation changes at a later token. Calls are compared at this number of cached tokens.
 EXACT = 512
-TRIES = 4  # copies with other random changes
+TRIES = 4  # copies of a model with different random changes
 
 
 def accuracy_of(model: Model, manifest: Manifest) -> Accuracy:
@@ -64,7 +63,7 @@ def accuracy_of(model: Model, manifest: Manifest) -> Accuracy:
 
 
 def _noise(manifest: Manifest) -> float:
-    """Return the rounding error of one product, relative to it; 0 in float32."""
+    """Return the relative rounding error of one product; 0 in float32."""
     noises = {"float16": numerics.FLOAT16_NOISE, "bfloat16": numerics.BFLOAT16_NOISE}
     of_dtype = noises.get(manifest.dtype, 0.0)
     few_bits, sources = manifest.weights, [of_dtype]
@@ -79,7 +78,7 @@ def _noise(manifest: Manifest) -> float:
 
 
 def extent(model: Model) -> Tuple[int, int]:
-    """How many blocks a value passes, and the longest sum in them."""
+    """Return the number of blocks that a value passes, and the longest sum in a block."""
     if isinstance(model, ReadModule):
         return model.extent()
     return len(model.attentions()), widest(model.config)
@@ -93,8 +92,8 @@ def edges_of(model: Model) -> Dict[str, int]:
 
 
 def indices_of(edges: Mapping[str, int], manifest: Manifest) -> Dict[str, int]:
-    """Return the tokens at edges of a sequence from 0 on, by name, with the depths of a cache, and
-    where a session gives tokens up because the cache of a window or of chunks is full.
+    """Return by name the indices of tokens at which a sequence is compared: the edges, DEPTHS, and
+    where a session drops tokens because the cache of a window or of chunks is full.
     """
     room, length = REWIND + WINDOW_ROOM - 1, fill_length(manifest) if manifest.states else 0
     limited = [name for name in edges if name.startswith(("window ", "chunk "))]
@@ -105,7 +104,7 @@ def indices_of(edges: Mapping[str, int], manifest: Manifest) -> Dict[str, int]:
 
 
 def _stated(model: Any) -> Iterator[Tuple[str, int]]:
-    if isinstance(model, ReadModule):  # what it compares positions, lengths and distances with
+    if isinstance(model, ReadModule):  # numbers that its code compares with positions or lengths
         yield from model.config.edges.items()
     for attention in model.config.attentions:
         yield from build("sees", attention.sees).edges().items()
@@ -141,8 +140,8 @@ def expected_outputs(
 
 
 def _cause(model: Model, manifest: Manifest) -> Optional[ValueError]:
-    """Return the error for the first weight of a model, or else the first layer, whose numbers are
-    not finite; None if there is none.
+    """Return an error that names the first weight of a model, or else the first layer, with numbers
+    that are not finite; None if there is none.
     """
     remedy = "correct the weights, and export again"
     for name, weight in model.named_parameters():
@@ -163,14 +162,14 @@ def _cause(model: Model, manifest: Manifest) -> Optional[ValueError]:
 
 
 def _note(places: List[str], name: str, _: Any, inputs: Any, output: Any) -> None:
-    """Note the name of a module whose output is not finite; masks are -inf."""
+    """Record the name of a module with an output that is not finite, except masks with -inf."""
     if isinstance(output, torch.Tensor) and not output.lt(torch.inf).all():
         places.append(name)
 
 
 def eager_session(model: Model, capacity: Optional[int] = None) -> Session:
     """Return a session that runs the eager model in float32. capacity: as for Model.session. Caches
-    are allocated in pages of 2 MiB, so that room for more tokens than are read costs memory.
+    take memory in pages of 2 MiB, so a capacity above the tokens that are read costs memory.
     """
     module, described = eager(in_dtype(as_model(model), "float32"))
     return Loaded(TorchGraph(module, described)).session(capacity=capacity)
@@ -221,18 +220,19 @@ def against(model: Model) -> str:
 def oracle_cells(
     model: Model, manifest: Manifest, expected: Expected, say: Progress = silent
 ) -> Dict[str, float]:
-    """Return the errors of the expected outputs against the float64 oracle: of the first row with
-    each start, and of a row of each case with attributes.
+    """Return the errors of the expected outputs against the float64 oracle, for one row with each
+    start and one of each case with attributes. Of a module that was read, the oracle is the module
+    in float64 on rows from position 0 on, and reads the long sequence, too.
     """
     cells, model, case = {}, in_dtype(model, "float32"), expected.case
     starts = list(case.starts)
     what = f"{manifest.target}: comparing the module with its formula"
     steps = Steps(say, what, len({*starts}) + len(expected.attribute_cases), "rows")
-    read = isinstance(model, ReadModule)  # whose own code begins at position 0
+    read = isinstance(model, ReadModule)
     if read and expected.long is not None:
         sequence = expected.long
         length = sequence.tokens.shape[1]
-        if manifest.states:  # otherwise each token may see all others
+        if manifest.states:  # a model without caches may let each token see all others
             edges = [at for at in edges_of(model).values() if at < length]
             length = min(max([EXACT, *edges]) + BESIDE + 1, length)
         compared, outputs = sequence.within(0, length)
@@ -259,12 +259,12 @@ def oracle_cells(
 
 
 def condition_factor(model: Model, expected: Expected, tolerance: float) -> float:
-    """Return the factor, at least 1, by which a tolerance of float32 grows for a model (Higham,
+    """Return a factor of at least 1 for the float32 tolerance of an ill-conditioned model (Higham,
     Accuracy and Stability, 1.6).
 
     Each weight of a copy is changed by at most one unit in the last place, at random. The outputs
-    then change as they do by rounding. If SAFETY times this change is above the tolerance, as in
-    models whose activations have large outliers, no smaller tolerance is met by correct artefacts.
+    then change about as much as by rounding. The tolerance grows to SAFETY times this change, which
+    correct artefacts need, as of models whose activations have large outliers.
 
     Args:
         expected: outputs of the model.
