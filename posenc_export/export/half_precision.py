@@ -1,4 +1,4 @@
-"""Faults of foreign encodings in half precision, named before a trace with file and line."""
+"""Checks of foreign encodings in half precision, which name file and line before a trace."""
 
 import copy
 import inspect
@@ -48,7 +48,7 @@ def check_encoding(encoding: PositionEncoding, geometry: Geometry, dtype: str) -
     cast = copy.deepcopy(encoding).to(half)
     plain = copy.deepcopy(cast).float()
     plain.prepare()
-    for name, buffer in encoding.named_buffers():  # whose numbers a formula knows as they were
+    for name, buffer in encoding.named_buffers():  # formulas need their numbers without rounding
         if not torch.equal(cast.get_buffer(name).to(buffer.dtype), buffer):
             got = f"buffer {name}, which the cast rounds"
             rule = f"fixed numbers that keep their values in a model of {dtype}"
@@ -102,7 +102,7 @@ def _check_hook(
 def _results(
     encoding: PositionEncoding, hook: str, geometry: Geometry, dtype: torch.dtype
 ) -> List[Tensor]:
-    """Return the tensors of a hook, without states, and with 0 for the biases of hidden keys."""
+    """Return the tensors that a hook returns, except states, with 0 for biases of hidden keys."""
     returned = getattr(encoding, hook)(*_arguments(encoding, hook, geometry, dtype))
     if hook != "bias":
         return [result for result in returned if isinstance(result, Tensor)]
