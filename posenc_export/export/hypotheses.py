@@ -1,6 +1,6 @@
-"""Faults by trial: models that differ from one in a number or rule. A fault is named if a model
-that has it gives the outputs that were found. Those of descriptions of weights are listed here, for
-`compare`; those of checkpoints, for audits, in auditing/configurations.py.
+"""Faults found by trial. Models are made that differ from the reference in one number or rule; the
+fault is the one whose model gives the outputs of the graph. Faults of descriptions are listed here,
+for `compare`, and those of checkpoints in auditing/configurations.py, for audits.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from posenc_export.models.whole_pass import encodings_in
 from posenc_export.runtime.artefact.summary import spec_text
 
 THETAS = (100.0, 1000.0, 10000.0, 100000.0, 500000.0, 1000000.0, 5000000.0)
-# A model is the graph's if their outputs differ by at most this many tolerances, and by this many
-# times less than those of a reference that differs.
+# A fault explains a graph if the outputs of its model differ from the graph's by at most this many
+# tolerances, and by this many times less than the outputs of the reference.
 NEAR = 4.0
 LAYOUTS = (None, "interleaved")  # None: half
 Spec = Dict[str, Any]
@@ -28,8 +28,8 @@ Change = Callable[[AttentionConfig], AttentionConfig]
 
 
 class Hypothesis(NamedTuple):
-    """A fault: its short name, what the graph does, and the attention with the fault, which is an
-    equal one if it cannot have it.
+    """A fault: its short name, what the graph does, and a function that returns an attention with
+    the fault, or the same attention if that cannot have it.
     """
 
     cause: str
@@ -48,9 +48,9 @@ def explained(
     [B,L] or hidden states [B,L,E], or None.
 
     Args:
-        models: faults with models that have them; None for what a model cannot have.
-        expected: outputs without a fault, of the shape that models return.
-        tolerance: largest error of a right graph.
+        models: faults with models that have them; None if a model cannot have a fault.
+        expected: outputs of the reference, of the same shape.
+        tolerance: largest error of a correct graph.
     """
     scale = float(np.abs(actual).max()) or 1.0
 
@@ -58,7 +58,7 @@ def explained(
         return float(np.abs(outputs - actual).max(initial=0))
 
     most, own = NEAR * tolerance * scale, error(expected)
-    if own > tolerance * scale:  # else only shorter sequences are wrong, as with long factors
+    if own > tolerance * scale:  # not if only shorter sequences are wrong, as with long factors
         most = min(most, own / NEAR)
     for hypothesis, model in models:
         of: Any = model if isinstance(model, TransformersModel) else getattr(model, "config", None)
@@ -76,15 +76,15 @@ def _outputs(model: Any, tokens: np.ndarray) -> np.ndarray:
 
 
 def with_faults(model: Any, faults: Iterable[Hypothesis]) -> Iterator[Tuple[Hypothesis, Any]]:
-    """Yield faults with models that have them; None for what the model cannot have."""
+    """Yield faults with models that have them; None if the model cannot have a fault."""
     for fault in faults:
-        with contextlib.suppress(ValueError):  # of a description that no model can have
+        with contextlib.suppress(ValueError):  # raised for a description that no model has
             yield fault, changed(model, fault.change)
 
 
 def descriptions(model: Any) -> Iterator[Hypothesis]:
-    """Yield what a description of weights may have wrong: encodings and numbers of heads that fit
-    them, and factors of scores.
+    """Yield faults that a description of the same weights may have: other encodings, other numbers
+    of heads, and other factors of scores.
     """
     own: AttentionConfig = model.config.attentions[0]
     rotations: Dict[str, Spec] = {"rope": {"name": "rope"}}
@@ -114,8 +114,8 @@ def descriptions(model: Any) -> Iterator[Hypothesis]:
 
 
 def factors_of(size: int) -> Iterator[float]:
-    """Yield factors by which scores of heads of a size may be scaled in error: also by 1, 1/D, and
-    those of other sizes.
+    """Yield wrong factors of scores for a head size: those of a factor that is left out or applied
+    twice, and of other head sizes.
     """
     factors = [2.0, 0.5, 2**0.5, 0.5**0.5, 4.0, 0.25]
     factors += [size**0.5, size**-0.5, (size / 64) ** 0.5, (size / 128) ** 0.5]
@@ -123,8 +123,8 @@ def factors_of(size: int) -> Iterator[float]:
 
 
 def changed(model: Any, change: Change) -> Any:
-    """Return a block or stack with the same weights whose attentions are changed; None if none
-    changes, or if weights of other shapes are needed.
+    """Return a block or stack with the same weights and changed attentions. None if the change has
+    no effect, or needs weights of other shapes.
     """
     config: Any = model.config
     if isinstance(model, block.AttentionBlock):
