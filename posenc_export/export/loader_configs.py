@@ -1,4 +1,4 @@
-"""Files with which optimum-onnx, transformers.js and onnxruntime-genai load signature mask."""
+"""Files with which optimum-onnx, transformers.js and onnxruntime-genai load signature "mask"."""
 
 import itertools
 import json
@@ -14,8 +14,8 @@ from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.artefact.schema import TARGETS
 
 CONFIG, GENERATION, GENAI = "config.json", "generation_config.json", "genai_config.json"
-# GemmaConfig is the only model type of which optimum-onnx 0.1 and transformers.js 4.3 both read
-# heads, kv heads and head size separately.
+# Only for model type gemma, optimum-onnx 0.1 and transformers.js 4.3 both read heads, kv heads and
+# head size separately.
 DECODER, ENCODER = ("gemma", "GemmaForCausalLM"), ("bert", "BertModel")
 GENAI_INPUTS = {
     "input_ids": "input_ids",
@@ -36,10 +36,10 @@ def write(model: Union[Stack, ReadModule], manifest: Manifest, folder: Path) -> 
     """Write config.json, and for decoders generation_config.json and genai_config.json, if these
     formats can describe the graph.
 
-    They cannot describe blocks, modules that are no checkpoint, the parts of an encoder-decoder
-    model, signature positions, graphs that are not ONNX files, and decoders with
-    states other than keys and values of one shape in every layer. A decoder for onnx-static gets
-    genai_config.json only: the other programs grow their caches.
+    They cannot describe blocks, modules that are no checkpoint, parts of an encoder-decoder model,
+    signature "positions", graphs that are not ONNX files, and decoders with states other than keys
+    and values of one shape in every layer. A decoder for onnx-static only gets genai_config.json:
+    the other programs grow their caches.
     """
     if manifest.signature != "mask" or graph_file(manifest) != "model.onnx":
         return
@@ -75,14 +75,14 @@ def _cache_shape(manifest: Manifest, layers: int) -> Optional[Tuple[Axis, Axis]]
 
 
 def _ids(manifest: Manifest) -> Dict[str, Any]:
-    """Return the special tokens; only the stop ids are known."""
+    """Return the special tokens: the stop ids, and None for the others, which are not known."""
     stops = manifest.stop_ids
     eos = stops[0] if len(stops) == 1 else stops or None
     return {"bos_token_id": None, "eos_token_id": eos, "pad_token_id": None}
 
 
 def _sizes(model: Union[Stack, ReadModule]) -> Dict[str, int]:
-    """Return the sizes that a configuration has; none for a module."""
+    """Return sizes for config.json; empty for a module that is no checkpoint."""
     if isinstance(model, ReadModule):
         return model.sizes
     config = model.config
