@@ -1,10 +1,10 @@
-"""Trace a module with torch.export, and translate the program with torch.onnx.export, without those
-steps that change nothing.
+"""Trace a module with torch.export, and translate the program with torch.onnx.export, without steps
+of it that only take time.
 
-In each call, torch.onnx.export builds its table of operators, and calls run_decompositions of the
-program for operators that the table lacks, which runs the program twice more. Here the table is
-built once per process. The usual operators that it lacks are replaced in the program, which is run
-only if others are left: the graph has the same nodes under other names.
+Each call of torch.onnx.export builds a table of operators, and calls run_decompositions for those
+that the table lacks, which runs the program twice more. Here the table is built once per process,
+and the usual operators that it lacks are replaced one by one. run_decompositions is only called if
+others are left. The graph has the same nodes under other names.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ def refuse_mutation(program: ExportedProgram, caches: Collection[Any] = ()) -> N
 
 
 def written_by(node: torch.fx.Node) -> Optional[torch.fx.Node]:
-    """Return the tensor, behind views, that an in-place operation writes; else None."""
+    """Return the tensor, behind views, that an operation writes in place; None for others."""
     if node.op != "call_function" or not getattr(
         getattr(node.target, "_schema", None), "is_mutable", False
     ):
@@ -101,8 +101,8 @@ def onnx_program(
 
 
 def _shortened(program: ExportedProgram, opset: int) -> ContextManager[Any]:
-    """Shorten torch.onnx.export of a program within the context, which `quiet` lets one thread
-    enter. With a version of torch that builds its table elsewhere, it runs unchanged.
+    """Shorten torch.onnx.export of a program within the context, which only one thread enters at a
+    time (`quiet`). Versions of torch that build the table elsewhere run unchanged.
     """
     try:
         builder = import_module("torch.onnx._internal.exporter._registration").ONNXRegistry
@@ -118,7 +118,7 @@ def _shortened(program: ExportedProgram, opset: int) -> ContextManager[Any]:
 def _table(builder: Any, opset: int) -> Any:
     """Return torch's table of operators, with functions that write their nodes."""
     table = builder.from_torchlib(opset_version=opset)
-    # As in a program that torch decomposed, where sizes of 0 are no copies of the input's.
+    # As in a program that torch decomposed: in a view, a size of 0 does not copy the input's size.
     table.functions["aten::reshape"] = table.functions["aten::view"]
     return table
 
@@ -126,8 +126,8 @@ def _table(builder: Any, opset: int) -> Any:
 def decomposed(
     program: ExportedProgram, table: Any, whole: Callable[..., ExportedProgram], *how: Any
 ) -> ExportedProgram:
-    """Return a program with operators of a table alone. whole: run_decompositions of the program,
-    with arguments `how`.
+    """Return a program that only has operators of a table. whole: its run_decompositions, which is
+    called with `how` if needed.
     """
     if unfinished(program, table):
         return whole(*how)
@@ -172,7 +172,7 @@ def _is_replaced(node: torch.fx.Node, sizes: Sizes) -> bool:
 
 
 def _sizes(program: ExportedProgram) -> Sizes:
-    """Return where the program finds its dynamic sizes: the first input with each."""
+    """Return for each dynamic size the first input that has it."""
     sizes: Sizes = {}
     for node in program.graph.nodes:
         if node.op == "placeholder" and isinstance(node.meta.get("val"), torch.Tensor):
