@@ -42,13 +42,13 @@ class ExportOptions:
         cache: name of CACHE_FORMATS (runtime.artefact.cache_formats), in which keys and values are
             cached beside float32; "int8" needs calibration data; None keeps caches in dtype.
         tolerance: largest error, above 0 and below 1, of the artefact against its module with the
-            same rounded weights; of its float32 form if it rounds activations or caches. None for
-            that of float32 (numerics.tolerance).
-        text: file with text to measure the loss of an artefact of few bits on; None for a part of
-            the calibration data, or a text that the package brings.
-        max_loss: largest perplexity on that text, over that of the float32 module, at least 1.
-        size: most megabytes (10^6 bytes) of graph and weights, on target ort: each weight gets one
-            of several formats (quantization/mixed.py); None for no limit.
+            same rounded weights. It holds for the float32 form of an artefact that rounds
+            activations or caches. None for that of float32 (numerics.tolerance).
+        text: file with text on which the loss of an artefact of few bits is measured; None for a
+            part of the calibration data, or a text of this package.
+        max_loss: limit of the perplexity on that text, divided by that in float32; at least 1.
+        size: limit in megabytes (10^6 bytes) of graph and weights, on target ort: each weight gets
+            one of several formats (quantization/mixed.py); None for no limit.
     """
 
     signature: str = "positions"
@@ -65,7 +65,7 @@ class ExportOptions:
 
     @property
     def format(self) -> Optional[str]:
-        """Format of weights: `weights`, or with a size MIXED."""
+        """Format of weights: `weights`, or MIXED if a size is given."""
         return self.weights if self.size is None else MIXED
 
     @property
