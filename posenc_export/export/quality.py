@@ -19,7 +19,7 @@ from posenc_export.shared.numerics import Errors
 from posenc_export.shared.progress import Progress, Steps, silent
 from posenc_export.shared.refusal import refusal
 
-BY_SIZE = "int4-128, int4, int8, int8-32, float32"  # what weights may be, the smallest first
+BY_SIZE = "int4-128, int4, int8, int8-32, float32"  # formats of weights, smallest first
 READ = 64  # tokens of text that are read at a time; their logits take 13 MB with 50,000 token ids
 TOKENS = 16  # whose logits are compared at a time, in float64
 
@@ -57,8 +57,8 @@ def measured(folder: Path, manifest: Manifest, inputs: Inputs, say: Progress) ->
 
 
 class Loss:
-    """Figures of two models with the same inputs, accumulated over rows of tokens. bytes_of_token:
-    mean length of a token in bytes; 0 if the tokens are no text.
+    """Differences of two models on the same inputs, accumulated over rows of tokens.
+    bytes_of_token: mean length of a token in bytes; 0 if the tokens are no text.
     """
 
     def __init__(self, bytes_of_token: float = 0.0) -> None:
@@ -76,7 +76,7 @@ class Loss:
     def add(
         self, actual: np.ndarray, expected: np.ndarray, following: Optional[np.ndarray] = None
     ) -> None:
-        """Add outputs [B,L,V], and of text the token ids that follow each of them [B,L]."""
+        """Add outputs [B,L,V]. following: ids [B,L] of the tokens after each, in a text."""
         self.tokens += int(np.prod(expected.shape[:-1]))
         for first in range(0, expected.shape[1], TOKENS):
             few = slice(first, first + TOKENS)
