@@ -1,4 +1,4 @@
-"""A torch module that is read as it is, as a model of the export stages."""
+"""A torch module that was read, as a model that the stages of an export take."""
 
 import contextlib
 import copy
@@ -36,7 +36,7 @@ from posenc_export.shared.refusal import refusal, short_repr
 LENGTH, LEAST = 16, 4  # tokens of an example that is drawn; fewest positions
 SEED = 0
 OF_MODULE = "calls."  # begins the names of the weights of the module that was read
-MATRICES = 4  # fewest weights with two axes that a value passes in one layer
+MATRICES = 4  # assumed matrices per layer, where `extent` cannot count layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class ReadAs:
         causal: whether no token sees a later one.
         output: name of the output of a forward that returns several; None for the first that has
             a row for each token.
-        memory: as of reading.read.read_module.
+        memory: as for reading.read.read_module.
     """
 
     example: Optional[Tensor] = None
@@ -67,16 +67,16 @@ class ReadAs:
 
     @property
     def given(self) -> bool:
-        """Whether anything was said about how to read."""
+        """Whether any field was given."""
         return self.example is not None or vars(self) != vars(ReadAs())
 
 
 @dataclass(frozen=True)
 class CachedLayer:
-    """The caches of a layer, in place of its attention."""
+    """The caches of a layer. It takes the place of an attention of this package."""
 
     specs: Tuple[StateSpec, ...]
-    encoding: PositionEncoding  # one without effect: what the module computes is in its graph
+    encoding: PositionEncoding  # without effect: the graph has the module's own encoding
 
     def states(self) -> List[StateSpec]:
         """Return the caches."""
@@ -84,11 +84,11 @@ class CachedLayer:
 
 
 class ReadModule(CachedModule):
-    """A module as it was read, with what the export stages ask of a model.
+    """A module that was read, with the attributes and methods of a model of this package.
 
     Args:
         name: qualified name of its class.
-        how: what was said about how to read it.
+        how: how it was read.
         read: arguments of CachedModule.
 
     Attributes:
@@ -104,7 +104,7 @@ class ReadModule(CachedModule):
         self.source: dict = {}
         self.text = Text()
         self.stored: Dict[str, Matrix] = {}  # weights of a quantized checkpoint
-        self.sizes: Dict[str, int] = {}  # what a configuration of transformers has of a model
+        self.sizes: Dict[str, int] = {}  # sizes of a checkpoint for config.json
         self.trained = 0  # length of LongRoPE, if it has one
         ids, width, most = self.vocabulary, self.width, self.max_positions
         geometry = Geometry(max(width, 1), 1, max(width, 1), most, causal=how.causal)
@@ -130,18 +130,18 @@ class ReadModule(CachedModule):
             axes=how.axes,
         )
         self.products = Products(self.captured)
-        self.changed: Set[str] = set()  # names of parameters with other numbers than the module
-        self.dtype = torch.float32  # of products, caches and what enters and leaves
+        self.changed: Set[str] = set()  # names of parameters whose numbers differ from the module's
+        self.dtype = torch.float32  # of products, caches, hidden states and outputs
         self.output_name = "logits" if self.config.decodes else "output"
-        self.eval()  # or a copy would be
+        self.eval()  # otherwise `in_dtype` of sources.py would copy it
 
     def attentions(self) -> List[Any]:
         """Return the caches of each layer."""
         return list(self.layers)
 
     def sees(self) -> List[str]:
-        """Return the rules (shared/places.py) of the keys that the attention of each layer sees, as
-        they were read; empty for layers without attention and for biases that are no rule.
+        """Return for each layer the rule (shared/places.py) of the keys that its attention sees, as
+        it was read. Empty for a layer without attention, or if a bias decides which keys it sees.
         """
         attends = [node for node in self.flat.nodes if node.target is ops.attend]
         masks = [node.args[3].args[2:] for node in attends]  # bias, like, before, after, chunk
@@ -153,11 +153,11 @@ class ReadModule(CachedModule):
 
     @property
     def token_encoding(self) -> PositionEncoding:
-        """An encoding without effect."""
+        """The encoding of tokens, which has no effect."""
         return self.encoding_of_tokens[0]
 
     def weight_dtype(self) -> torch.dtype:
-        """Return the dtype of products and caches, and of what enters and leaves."""
+        """Return the dtype of products, caches, hidden states and outputs."""
         return self.dtype
 
     def in_dtype(self, dtype: torch.dtype) -> "ReadModule":
@@ -209,8 +209,8 @@ class ReadModule(CachedModule):
         return list(self.by_name(self.captured.parameters).values())
 
     def by_name(self, names: Iterable[str]) -> Dict[str, torch.nn.Parameter]:
-        """Return weights by their names here, from their names in the module that was read. A table
-        that positions alone read is none of them.
+        """Return weights by their names here. names: those in the module that was read. Tables that
+        only positions are looked up in are left out.
         """
         held = dict(self.named_parameters())
         own = (f"{OF_MODULE}{name}" for name in names)
@@ -226,7 +226,7 @@ class ReadModule(CachedModule):
         return int(total)
 
     def extent(self) -> Tuple[int, int]:
-        """Return the depth, and the longest reduction in it. Tolerances depend on both."""
+        """Return the depth and the length of the longest sum, on which tolerances depend."""
         sums = [w.numel() // w.size(0) for w in self.weights() if w.dim() > 1]
         depth = max(len(self.layers), math.ceil(len(sums) / MATRICES), 1)
         return depth, max(sums, default=1)
@@ -239,9 +239,9 @@ class ReadModule(CachedModule):
         segments: Optional[np.ndarray] = None,
         encoded: Optional[np.ndarray] = None,
     ) -> np.ndarray:
-        """One row x [n] or [n,E] at positions from 0 on to [n,N]: the module itself on the whole
-        sequence, with what depends on tokens in float64. places: coordinates, for a module with
-        axes. encoded: outputs of an encoder [Q,N], for one that reads them.
+        """Return outputs [n,N] of the module itself for a row x [n] or [n,E] from position 0 on.
+        What depends on tokens is computed in float64. places: coordinates, for a module with axes.
+        encoded: outputs of an encoder [Q,N], for one that reads them.
         """
         assert positions.start == 0, "a module counts positions from 0"
         row, captured = torch.from_numpy(np.array(x))[None], self.captured
@@ -274,8 +274,8 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
     """Return a model of this package unchanged, and read any other module as it is.
 
     Raises:
-        ValueError: no module; weights in float64; how to read a model of this package; a module
-            that cannot be read.
+        ValueError: `model` is no module, has weights in float64, or cannot be read; `how` is given
+            for a model of this package.
     """
     if isinstance(model, KNOWN):
         if how.given:
@@ -356,7 +356,7 @@ def read_out(made: ReadModule, config: ReadoutConfig, after: Optional[torch.nn.M
 
 
 def read_again(model: Any, described: Mapping[str, Any]) -> Model:
-    """Return a model as `as_model` does; a module is read as the description of a module says."""
+    """Return a model as `as_model` does, with arguments for reading from a described module."""
     known = isinstance(model, KNOWN)
     if known or described.get("kind") != "module" or not isinstance(model, torch.nn.Module):
         return as_model(model)
@@ -395,11 +395,11 @@ def _vocabulary(module: torch.nn.Module, where: str, most: int) -> int:
 
     def note(part: torch.nn.Module, inputs: Tuple[Any, ...]) -> None:
         x = inputs[0] if inputs and isinstance(part, torch.nn.Embedding) else None
-        if isinstance(x, Tensor) and x.untyped_storage().data_ptr() == held:  # ids, or their view
+        if isinstance(x, Tensor) and x.untyped_storage().data_ptr() == held:  # ids or a view
             sizes.append(part.num_embeddings)
 
     hooks = [part.register_forward_pre_hook(note) for part in module.modules()]
-    # A module that cannot take ids fails here; one that took them has begun with a table.
+    # A module that fails here takes no ids, or has looked them up in a table before.
     with contextlib.suppress(Exception), torch.no_grad():
         module(ids)
     for hook in hooks:
