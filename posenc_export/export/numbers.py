@@ -2,8 +2,7 @@
 
 Parameters, buffers, tables, rounded weights and constants that the optimizer computed from them are
 compared bit by bit. Constants of an ONNX graph are matched by name: lowerings name them after
-parameters. Tables of positions of the module are compared with their formulas in
-float64.
+parameters. The module's tables of positions are compared with their formulas in float64.
 """
 
 import itertools
@@ -31,13 +30,13 @@ OF_SCALES = ".scale"  # ends the name of the scales of a cache in 8 bits
 BY_DISTANCE = ".by_distance"  # ends the name of a table of biases (targets/by_distance.py)
 Shape = Tuple[int, ...]
 Form = Callable[[np.ndarray, Shape], Optional[np.ndarray]]
-FEWEST_OF_TORCH = 64  # numbers of a constant that is no tensor of the module
+FEWEST_OF_TORCH = 64  # least size of a constant that must be a tensor of the module
 CHUNK = 1 << 14  # rows that are compared at once
-OF_ANGLE = 1e-15  # relative rounding error of an angle in float64, which frequencies share
-SMALLEST = 1e-300  # bound of a number that is exactly 0, and of no error
-NEAR = 16  # rows whose largest number bounds what an error of their angles changes
+OF_ANGLE = 1e-15  # relative rounding error of an angle in float64, due to its frequency
+SMALLEST = 1e-300  # bound of the error of a number that is exactly 0
+NEAR = 16  # neighbouring rows, whose largest number bounds the effect of an error of the angle
 BIAS = 1e-5  # largest error of a bias by distance, relative to 1 + |bias|
-FEWEST = 8  # numbers of a constant that belongs to no parameter and is no factor, fill or size
+FEWEST = 8  # least size of a constant without a parameter that is no factor, fill or size
 CODES = (
     "codes", "scales", "zeros", "zeros_of_blocks", "offsets", "minima",
     "codes_to_gather", "scales_to_gather", "zeros_to_gather",
@@ -57,7 +56,7 @@ class ExpectedNumbers:
 
     Attributes:
         tensors: parameters and buffers by name in the calling convention.
-        seen: names of those that a constant was compared with.
+        seen: names of the tensors that a constant was compared with.
     """
 
     def __init__(self, source: Source, manifest: Manifest) -> None:
@@ -81,7 +80,7 @@ class ExpectedNumbers:
         if name in self.tensors:
             self.seen.add(name)
             return numbers_of(self.tensors[name])
-        if f"model.{name}" in self.tensors:  # rounded weights have their names in the model
+        if f"model.{name}" in self.tensors:  # rounded weights are named without this prefix
             return self.of(f"model.{name}", shape)
         if name.removesuffix(OF_SCALES) in self._scales:
             return _flat_scales(self._scales[name.removesuffix(OF_SCALES)], shape)
@@ -105,8 +104,8 @@ class ExpectedNumbers:
         return None if other is None else join(numbers, other, shape)
 
     def bias_by_distance(self, numbers: np.ndarray) -> bool:
-        """Return whether numbers [H,range] are the biases of an encoding of the module by distance,
-        the last of which is that of all larger distances.
+        """Return whether numbers [H,range] are the biases by distance of an encoding of the module.
+        The last one is that of all larger distances.
         """
         last, keys = torch.tensor([[self._most - 1]]), torch.arange(self._most)[None]
         for encoding in encodings_in(self._model):
@@ -134,7 +133,7 @@ def numbers_of(tensor: torch.Tensor) -> np.ndarray:
 
 
 def with_zeros(numbers: np.ndarray, shape: Shape) -> Optional[np.ndarray]:
-    """Return numbers in the front of an array of zeros; None if the shape is smaller."""
+    """Pad numbers at the end with zeros to a shape; None if the shape is smaller."""
     missing = [wide - size for wide, size in zip(shape, numbers.shape, strict=False)]
     if len(shape) != numbers.ndim or min(missing, default=0) < 0:
         return None
@@ -148,25 +147,25 @@ def _flat_scales(scales: np.ndarray, shape: Shape) -> np.ndarray:
 
 
 def _by_output(numbers: np.ndarray, _: Shape) -> np.ndarray:
-    """Weights of experts [experts,K,N] as [experts,N,K]; biases [experts,N] unchanged."""
+    """Return weights of experts [experts,K,N] as [experts,N,K]; biases [experts,N] unchanged."""
     return numbers if numbers.ndim < 3 else numbers.swapaxes(1, 2)
 
 
 def _alternating(gates: np.ndarray, ups: np.ndarray, _: Shape) -> np.ndarray:
-    """Outputs of gates and of ups in turn, [experts,2*N,...]."""
+    """Return weights [experts,2*N,...] whose outputs are those of gates and of ups in turn."""
     both = np.stack([_by_output(gates, ()), _by_output(ups, ())], axis=2)
     return both.reshape(len(both), -1, *both.shape[3:])
 
 
 def _turns(first: np.ndarray, second: np.ndarray, shape: Shape) -> Optional[np.ndarray]:
-    """Further turns per position of cached keys, from leading and further digits of frequencies."""
+    """Return turns per position relative to the first pair, from two parts of frequencies."""
     kept = len(first) - shape[0]
     frequencies = first[kept:].astype(np.float64) + second[kept:]
     return with_zeros((frequencies - frequencies[0]) / (2 * np.pi), shape)
 
 
 def _cast(dtype: str) -> Form:
-    """A table of float32 in a dtype of activations."""
+    """Return the form of a float32 table that is cast to a dtype of activations."""
     half = getattr(torch, dtype)
     return lambda numbers, _: numbers_of(torch.from_numpy(np.array(numbers)).to(half))
 
@@ -192,9 +191,9 @@ PAIRS: Mapping[str, Tuple[str, str, Callable[..., Optional[np.ndarray]]]] = {
 def compare_tensors(folder: Path, manifest: Manifest, model: Model) -> Check:
     """Compare the tensors of a torch program with those of its module.
 
-    Tensors of model.pt2 have the names of the module. Freezing takes them from model.pt, so that
-    each of its constants has to be equal to some tensor of the module, and each tensor of the
-    module that is not stored there is listed.
+    Tensors of model.pt2 have the names of the module. Freezing removes names from model.pt: there,
+    a constant without an equal tensor in the module fails if it has the sizes of a tensor that is
+    missing. Others, which torch computed, and missing tensors are listed.
     """
     module = wrap(model, manifest.signature)
     wanted = dict(module.named_buffers(remove_duplicate=False))
@@ -222,7 +221,7 @@ def _by_name(stored: Dict[str, torch.Tensor], wanted: Dict[str, torch.Tensor]) -
 
 
 def _by_content(stored: List[Tuple[str, torch.Tensor]], wanted: Dict[str, torch.Tensor]) -> Check:
-    """Compare tensors that freezing left without names: some it turned, and some it computed."""
+    """Compare tensors without names: freezing transposed some of them, and computed others."""
     known: Dict[Shape, List[str]] = {}
     for name, tensor in wanted.items():
         known.setdefault(_sizes(tensor), []).append(name)
@@ -249,7 +248,7 @@ def _by_content(stored: List[Tuple[str, torch.Tensor]], wanted: Dict[str, torch.
 
 
 def _sizes(tensor: torch.Tensor) -> Shape:
-    """Return the sizes above 1 in ascending order, which are those of any transpose."""
+    """Return the sizes above 1 in ascending order, which are equal for all transposes."""
     return tuple(sorted(size for size in tensor.shape if size > 1))
 
 
@@ -274,7 +273,7 @@ def _constants(path: Path) -> Iterator[Tuple[str, torch.Tensor]]:
 
 
 def compare_tables(model: Model) -> Check:
-    """Compare the tables of the encodings of a model, those that layers share once."""
+    """Compare the tables of the encodings of a model; tables that layers share once."""
     failures: Dict[str, str] = {}
     skipped: Dict[str, str] = {}
     if isinstance(model, ReadModule):
