@@ -18,7 +18,7 @@ from posenc_export.shared.refusal import refusal
 
 
 class Signature(torch.nn.Module):
-    """A model in a calling convention; a subclass has one list of arguments for TorchScript."""
+    """A model in a calling convention. Subclasses have fixed lists of arguments for TorchScript."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -30,8 +30,8 @@ class Signature(torch.nn.Module):
         those in the cache [B,P]; None for the keys of the call alone.
         """
         if torch.jit.is_scripting():
-            # Layers look up the same rows. TorchScript merges equal operations only on tensors that
-            # no write to a cache changes, and inputs may share memory.
+            # Layers look up the same rows. TorchScript only merges equal operations on tensors that
+            # cannot share memory with a cache that is written; inputs might.
             position_ids = position_ids.clone()
         positions, coordinates = position_ids, position_ids
         if self.axes > 0:
@@ -147,8 +147,8 @@ NAMES = ("positions", "mask")
 
 
 def positions_of(attention_mask: Tensor) -> Tensor:
-    """Return positions [B,T] int64 that count the ones of a mask from 0, -1 at others. A zero
-    between ones fails: as models count distances, it may count or not.
+    """Return positions [B,T] int64 that count the ones of a mask from 0; -1 at others. Fails for a
+    zero between ones, which some models would count in distances and others would not.
     """
     ones = attention_mask.clamp(min=0).cumsum(1)
     between = (ones * (ones[:, -1:] - ones)).masked_fill(attention_mask.ne(0), 0)
