@@ -30,8 +30,8 @@ class Sources:
     Args:
         model: a float32 model of this package, or any other module, which is read as it is. It is
             not modified, and must not be modified while this object is in use.
-        owned: the caller uses the model no more: while it is exported, its weights may move to a
-            temporary file, so that their memory can be released between uses.
+        owned: whether the caller uses the model no more. Its weights may then move to a temporary
+            file, so that their memory can be released between uses.
         how: how to read another module.
 
     Raises:
@@ -102,8 +102,8 @@ class Sources:
         formats: Optional[Mapping[str, str]],
         say: Progress,
     ) -> rounding.Rounded:
-        """Return a copy of a float32 model in eval mode with weights rounded as in `of`; a sample
-        is used if the format is calibrated.
+        """Return a copy of a float32 model in eval mode with weights rounded as in `of`. The sample
+        is only used if the format is calibrated.
         """
         if weights == KEEP:
             return kept(model, self._keep)
@@ -121,7 +121,7 @@ def in_half(
     model: Model, weights: Mapping[str, OnGrid], dtype: str, keep: Keep = in_memory
 ) -> Tuple[Model, Model, Dict[str, OnGrid]]:
     """Cast a model with rounded weights, and scales and offsets of blocks, to half precision.
-    Return it, the same numbers in float32, where rounded weights are as their codes have them, and
+    Return it, a float32 model with the same numbers and the exact values of codes as weights, and
     grids and codes by name of the parameter.
     """
     on_grid = {}
