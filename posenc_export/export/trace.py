@@ -1,5 +1,5 @@
-"""A model in one dtype, traced once per calling convention, and what its graph computes from
-constants alone, before the optimizer folds it to constants.
+"""A model in one dtype, traced once per calling convention, and the part of its graph that reads
+constants alone, before the optimizer folds it.
 """
 
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar
@@ -29,7 +29,7 @@ class TracedConstants:
     """The part of a traced graph that reads constants only.
 
     Args:
-        graph: before it is optimized. Later changes of the graph change nothing here.
+        graph: before it is optimized. Later changes of the graph have no effect here.
 
     Attributes:
         read: names of the initializers that a node reads.
@@ -85,7 +85,7 @@ class Source:
             None if none is rounded.
         rounded: the fields of the manifest that say what is rounded.
         say: reports progress of tracing and writing.
-        exact: float32 model whose outputs are expected of the artefact; None for `model`.
+        exact: float32 model that gives the expected outputs of the artefact; None for `model`.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Source:
         self._computed: Dict[Tuple[Any, ...], Any] = {}
 
     def once(self, key: Tuple[Any, ...], compute: Callable[[], T]) -> T:
-        """Return what `compute` returned for this key first, which targets share."""
+        """Return the result of `compute` from the first call with this key, which targets share."""
         if key not in self._computed:
             self._computed[key] = compute()
         return self._computed[key]
@@ -116,7 +116,7 @@ class Source:
         return self._traced(manifest)[0].clone()
 
     def traced(self, manifest: Manifest) -> TracedConstants:
-        """Return what the graph for the manifest's calling convention computes from constants."""
+        """Return the part that reads constants of the graph for the manifest's signature."""
         return self._traced(manifest)[1]
 
     def _traced(self, manifest: Manifest) -> Tuple[ir.Model, TracedConstants]:
@@ -124,7 +124,7 @@ class Source:
 
 
 def _traced(source: Source, manifest: Manifest) -> Tuple[ir.Model, TracedConstants]:
-    """Return the optimized graph, and what was computed from constants before."""
+    """Return the optimized graph, and the part of the graph before that reads constants alone."""
     source.say(Step(f"{manifest.target}: tracing"))
     model = source.model
     traced = model.traced_once() if isinstance(model, ReadModule) else model
@@ -145,8 +145,8 @@ def _traced(source: Source, manifest: Manifest) -> Tuple[ir.Model, TracedConstan
 
 
 def _complete(graph: ir.Graph) -> None:
-    """Put copies of the nodes of layers in the place of the marks that stand for others. Nodes that
-    depend on nothing that differs are not copied, nor are sizes, which are equal.
+    """Replace the marks of layers that were not traced by copies of the first of their kinds. Nodes
+    that read the same values in both layers, and sizes, are not copied.
     """
     begun: Dict[str, ir.Node] = {}
     inside: Dict[str, List[ir.Node]] = {}
@@ -174,14 +174,14 @@ def _marks(graph: ir.Graph) -> List[ir.Node]:
 
 
 def _exchanged(first: ir.Node, mark: ir.Node) -> Dict[Any, Any]:
-    """Return what a layer reads by what the first of its kind reads in its place."""
+    """Return the values that a layer reads, by those that the first of its kind reads instead."""
     pairs = enumerate(zip(first.inputs, mark.inputs, strict=True))
     arguments = dict(enumerate(first.outputs))
     return {arguments.get(i, read): own for i, (read, own) in pairs if read is not own}
 
 
 def _copied(node: ir.Node, of: Dict[Any, Any], name: str) -> ir.Node:
-    """Return a copy of a node that reads other values, and add its outputs to them."""
+    """Return a copy of a node with inputs exchanged by `of`, and add its outputs to `of`."""
     copied = ir.node(
         node.op_type,
         [of.get(value, value) for value in node.inputs],
@@ -198,14 +198,14 @@ def _copied(node: ir.Node, of: Dict[Any, Any], name: str) -> ir.Node:
 
 
 def _replace(mark: ir.Node, values: Sequence[Any]) -> None:
-    """Replace the outputs of a mark by other values, of which weights are the last."""
+    """Remove a mark. Readers of its outputs read `values`, which may end with weights."""
     for output, value in zip(mark.outputs, values, strict=False):
         output.replace_all_uses_with(value, replace_graph_outputs=True)
     mark.graph.remove(mark, safe=True)  # type: ignore[union-attr]
 
 
 def _transposed_weights(graph: ir.Graph) -> Dict[str, str]:
-    """Return names, parameter and ".T", of weights that may be folded transposed."""
+    """Return names for weights that the optimizer may fold transposed: "PARAMETER.T", by value."""
     weights = {
         name: [node for node, _ in weight.uses() if _turns(node)]
         for name, weight in graph.initializers.items()
@@ -219,7 +219,7 @@ def _transposed_weights(graph: ir.Graph) -> Dict[str, str]:
 
 
 def _turns(node: ir.Node) -> bool:
-    """Whether a node transposes a matrix; a trace also has some that change no order."""
+    """Return whether a node transposes a matrix. Some Transpose nodes keep the order of axes."""
     if node.op_type != "Transpose":
         return False
     order = node.attributes.get("perm")
@@ -232,8 +232,8 @@ def _read_through_nodes(
     """Put a semantic node OnGrid, which returns its input, between each rounded weight and the
     nodes that read it.
 
-    It keeps the name of the parameter, which would be lost where the optimizer folds a constant.
-    Passes of export/targets/builder.py replace it.
+    The node keeps the name of the parameter, which would be lost if the optimizer folded the
+    weight. Passes of export/targets/builder.py replace it.
 
     Args:
         module: has the names of the initializers; a tied parameter has several.
