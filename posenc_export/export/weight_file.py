@@ -1,7 +1,7 @@
 """Temporary files for large arrays of an export, whose pages the system drops if memory is short.
 
-Of a decoder in 8 bits, memory that it cannot drop is at most 2.1 times the bytes of the weights,
-without this 4.4 times (57 million weights, quick grid).
+For a decoder in 8 bits, memory that the system cannot drop is at most 2.1 times the bytes of the
+weights; without these files, it is 4.4 times (57 million weights, quick grid).
 """
 
 import re
@@ -23,12 +23,12 @@ def in_file(folder: Path, numbers: np.ndarray) -> np.ndarray:
     """Return an equal array, mapped from a file unless small. OSError: the disk is full.
 
     On Linux the file has no name, and is removed when the array is deleted; elsewhere arrays stay
-    in memory. folder: its disk is used; numbers may take as many bytes as the float32 weights of a
-    model, for each of its roundings.
+    in memory. folder: on the disk to use. Each rounding of a model may take as many bytes as its
+    float32 weights.
     """
     if numbers.nbytes < LEAST or not MAPS.exists():
         return numbers
-    # Written, not copied to the mapping, in which a full disk ends the process.
+    # Written first: on a full disk, a write to the mapping would end the process.
     with tempfile.TemporaryFile(dir=folder) as stream:
         stream.write(np.ascontiguousarray(numbers).reshape(-1).view(np.uint8).data)
         stream.flush()
