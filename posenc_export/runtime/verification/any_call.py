@@ -37,19 +37,19 @@ class Keys:
 
 
 class AnyCall:
-    """The inputs of a graph as functions of any row, column and slot, and what a session promises
-    of them: positions are -1 or in range, the tokens of a row fill its first slots, and new ones
-    find room.
+    """The inputs of a graph as functions of any row, column and slot, and facts that a session
+    ensures: positions are -1 or in range, the tokens of a row fill its first slots, and new tokens
+    have room.
 
     Args:
         manifest: of the artefact.
-        log: as of Solver.
+        log: as for Solver.
 
     Attributes:
         solver: answers questions on these calls.
         tensors: inputs and states by name.
-        sums: known results of sums, as of Translation.
-        keys, windows: of caches of all tokens, and of caches of windows.
+        sums: known results of sums, as for Translation.
+        keys, windows: keys in caches of all tokens, and in caches of windows.
     """
 
     def __init__(self, manifest: Manifest, log: Optional[Path] = None) -> None:
@@ -64,8 +64,8 @@ class AnyCall:
         assumed = self.solver.assumed = [self.rows >= 1, self.columns >= 1, self.slots >= 0]
         assumed += [size <= room for size in (self.columns, self.slots, self.capacity)]
         self.sums: List[Sum] = []
-        self.listed = False  # whether all columns are asked for
-        self._names: Dict[bool, Dict[str, Any]] = {}  # of rules
+        self.listed = False  # whether `inputs` lists the facts of all columns
+        self._names: Dict[bool, Dict[str, Any]] = {}  # names in rules, with and without windows
         self.tensors: Dict[str, Tensor] = {}
         self.keys = self._keys()
         self.windows = self._windows()
@@ -138,7 +138,7 @@ class AnyCall:
         return Keys(self.capacity, written, lambda b: 0, self.capacity)
 
     def _by_mask(self, in_place: bool) -> Keys:
-        """Positions are counted from a mask of past and new columns [B,T]."""
+        """Define positions that are counted from a mask of past and new columns [B,T]."""
         S, P, manifest = self.columns, self.slots, self.manifest
         total = z3.simplify(P + S) if self.caches else S
         self.mask = self.solver.function("mask", lambda m, b, t: z3.Or(m == -1, m == 1))
@@ -178,7 +178,7 @@ class AnyCall:
         return choose(self.mask(b, t) > 0, 1, 0)
 
     def _consecutive(self) -> Keys:
-        """Each row has consecutive positions from its first slot on."""
+        """Define consecutive positions of each row from its first slot on."""
         self.first = self.solver.function(
             "first_position",
             lambda p, b: z3.And(p >= 0, p + self.cached(b) + self.new(b) <= self.most),
@@ -197,7 +197,7 @@ class AnyCall:
         return Keys(self.total, key if self.caches else query, lambda b: 0, self.total)
 
     def _windows(self) -> Keys:
-        """Caches of windows hold the keys from a token of each row on."""
+        """Define keys of caches of windows, which begin at some token of each row."""
         count, keys, contiguous = self.of_window, self.keys, self.manifest.contiguous
 
         def promise(w: Any, b: Any) -> Any:
@@ -268,7 +268,7 @@ class AnyCall:
             self.tensors[name] = Tensor(shape, entries.get(name, values_of(name)))
 
     def named(self, in_windows: bool) -> Dict[str, Any]:
-        """Return what rules call the key in any slot, the row, and its token in any column."""
+        """Return the values of names in rules, for any row, column and slot."""
         keys, b, i, t = self.windows if in_windows else self.keys, self.row, self.column, self.slot
         start = keys.start(b)
         planes = {f"x{axis}": plane(b, i) for axis, plane in enumerate(self.coordinates)}
@@ -288,18 +288,18 @@ class AnyCall:
         }
 
     def smallest(self, *facts: Any) -> Optional[z3.ModelRef]:
-        """Return one of the smallest calls in which facts hold, as Solver.smallest."""
+        """Return one of the smallest calls in which facts hold (Solver.smallest)."""
         return self.solver.smallest(self.sizes, *facts)
 
     @property
     def sizes(self) -> List[Any]:
-        """The sizes of a call, and its number of keys first of all."""
+        """The sizes of a call, beginning with the number of keys."""
         of_caches = (self.slots, self.capacity, self.of_window)
         return [self.total, self.columns, *of_caches, self.requested_count, self.rows, self.row]
 
     def inputs(self, *facts: Any) -> Tuple[z3.ModelRef, Dict[str, np.ndarray]]:
-        """Return one of the smallest calls in which facts hold, and the inputs of the graph by
-        name, as a session promises them. Raise ValueError if there is no such call.
+        """Return one of the smallest calls in which facts hold, and its graph inputs by name, which
+        a session could feed. Raise ValueError if there is no such call.
         """
         with self.solver.apart():
             self.listed = True
@@ -322,7 +322,7 @@ class AnyCall:
             for name in self.integers
         }
         count, columns = (model.eval(n, True).as_long() for n in (self.rows, self.columns))
-        for b in range(count):  # sums are of these entries
+        for b in range(count):  # the entries that sums add up
             positions = [self.query(b, i) for i in range(columns)]
             tokens = [choose(position >= 0, 1, 0) for position in positions]
             chosen += [self.new(b) == z3.Sum(tokens), *self._counts(b, model)]
@@ -344,7 +344,7 @@ class AnyCall:
         return whole, arrays
 
     def _counts(self, b: int, model: z3.ModelRef) -> List[Any]:
-        """Return that tokens of a mask are counted one by one."""
+        """Return facts: the count grows by one with each token of a mask."""
         if not self.by_mask:
             return []
         columns = range(model.eval(z3.IntVal(0) + self.total, True).as_long())
@@ -365,7 +365,7 @@ class AnyCall:
 
 
 def _of_plane(planes: Sequence[Callable[[Any, Any], Any]], number: Any, b: Any, i: Any) -> Any:
-    """Return what one of several functions of a row and a column gives."""
+    """Return the value at a row and a column of the function with this number."""
     value = planes[-1](b, i)
     for index, plane in enumerate(planes[:-1]):
         value = choose(number == index, plane(b, i), value)
