@@ -65,11 +65,11 @@ def operators(folder: Path, model: Model, say: Progress = silent) -> Optional[Ch
 def indices(
     folder: Path, model: Model, say: Progress = silent, log: Optional[Path] = None
 ) -> Check:
-    """Prove by the solver z3 that slots, positions, indices of tables and masks of a graph are
+    """Prove with the solver z3 that slots, positions, indices of tables and masks of a graph are
     those that its encodings declare, for all sizes, lengths and positions. OSError: a file cannot
-    be read, or the log be written.
+    be read or the log cannot be written.
 
-    log: an empty folder that gets each question to the solver, with its answer, in SMT-LIB 2.
+    log: empty folder for the questions to the solver, with its answers, in SMT-LIB 2.
     """
     manifest, findings = model.manifest, Findings()
     if manifest.target == "torchscript":
@@ -95,7 +95,7 @@ def indices(
 
 
 def _part(folder: Path, manifest: Manifest, findings: Findings) -> Optional[IntegerPart]:
-    """Return the integer part of a graph, or None and why one of torch is not read."""
+    """Return the integer part of a graph; None, with a reason, for an unknown torch program."""
     if not manifest.in_torch:
         return integer_part(read_nodes(folder / "model.onnx"))
     from posenc_export.runtime.verification import claims, symbolic, torch_graph
@@ -108,8 +108,8 @@ def _part(folder: Path, manifest: Manifest, findings: Findings) -> Optional[Inte
 
 
 def _compare_rows(part: IntegerPart, manifest: Manifest, folder: Path, findings: Findings) -> None:
-    """Compare the constants of rows by distance, which CachedAttention reads, with what encodings
-    declare.
+    """Compare the constants that give CachedAttention a row for each distance with the rules that
+    encodings declare.
     """
     if described.is_read(manifest):
         return
@@ -147,9 +147,8 @@ NONE: Mapping[str, Check] = MappingProxyType({})
 def of_artefact(
     folder: Path, model: Model, progress: Progress, known: Mapping[str, Check] = NONE
 ) -> Dict[str, Check]:
-    """Run the checks of an artefact, whose files were checked, and return them by name, with the
-    `known` ones that were done with the module. progress: called with one line of text for each
-    check.
+    """Run the checks of an artefact, whose files were checked. Return them by name, with `known`
+    ones, which an export has done. progress: called with a line of text for each check.
     """
     checks = dict(known)
     for name, check in CHECKS.items():
