@@ -37,7 +37,7 @@ from posenc_export.shared.numerics import FINE, LEVELS
 
 Rule = Tuple[str, bool]  # a rule, and whether slots count from the first token of a window
 POSITIONS = ("max(q, 0)", "slot")
-# By operator and input that reads a value, the rules of which it follows one (AnyCall.named).
+# By operator and input that read a value: names that it must have one of (AnyCall.named).
 STRICT: Mapping[Tuple[str, int], Tuple[str, ...]] = {
     ("RotaryEmbedding", 3): POSITIONS,
     ("TensorScatter", 2): ("first",),
@@ -57,19 +57,19 @@ STRICT: Mapping[Tuple[str, int], Tuple[str, ...]] = {
 # Inputs that count from the first token of a cache
 IN_CACHES = {("GroupQueryAttention", 5), ("GroupQueryAttention", 6), ("TensorScatter", 2)}
 IN_CACHES |= {(OPERATOR, 5), (OPERATOR, 15)}
-# Axes of the values that rules name; of others, those of q
+# Axes of values by their names in rules; other names have the axes of q.
 AXES = {"k": "bt", "x": "abs", "requested": "br", "longest": ""}
 AXES |= dict.fromkeys(("row", "first", "last", "largest"), "b")
 NAME = re.compile(r"[a-z]\w*")
 UNKNOWN = "?"  # an axis of a size that no rule knows, such as the blocks of a call
 MASKS = (("Attention", 3), ("GroupQueryAttention", 10), (OPERATOR, 10))
-BY_SLOT = ("GroupQueryAttention", OPERATOR)  # hide keys themselves
-UNWANTED = ("is_causal", "smooth_softmax")  # attributes that hide keys by another rule
+BY_SLOT = ("GroupQueryAttention", OPERATOR)  # operators that hide keys by slot, without a mask
+UNWANTED = ("is_causal", "smooth_softmax")  # attributes that hide keys in another way
 SIZES = ("Reshape", "Expand", "Slice", "ConstantOfShape", "Pad", "Range", "Tile")
-OPEN = "not proved: "  # begins the reason of what is claimed
-PICKS = "GatherElements"  # of scores by a row for each pair
-# By TensorProto.DataType, the first whole number that a cast to it may change
+OPEN = "not proved: "  # begins the reason why a claim is not decided
+PICKS = "GatherElements"  # picks a score by a row index for each pair
 INTEGERS = (6, 7)  # TensorProto.DataType of int32 and int64
+# By TensorProto.DataType: least whole number that a cast to this type may change.
 EXACT = {1: 1 << 24, 6: 1 << 31, 10: 1 << 11, 16: 1 << 8}
 
 
@@ -82,9 +82,9 @@ class Value:
     axes: Tuple[str, ...]  # the meaning of each axis: b, s, t, r, a size, or UNKNOWN
     index: List[Any]  # an integer of z3 for each axis
     entry: Any
-    inside: List[Any]  # that the index is within the value
+    inside: List[Any]  # facts: the index is within the value
     in_windows: bool  # whether its keys are those in caches of windows
-    sinks: bool = False  # whether a column of sinks stands before its keys
+    sinks: bool = False  # whether a column of sinks precedes its keys
 
     @property
     def of_pairs(self) -> bool:
@@ -93,18 +93,18 @@ class Value:
 
     @property
     def hides(self) -> bool:
-        """Whether it holds scores of which some are -inf."""
+        """Whether it has scores of -inf."""
         return isinstance(self.entry, Score) and self.entry.hidden is not False
 
 
 class Claims:
-    """Proves what the values of a part must be.
+    """Proves claims on the values that leave the integer part of a graph.
 
     Args:
         part: of a graph.
         call: of its artefact, whose manifest declares `places`.
         folder: of the external data of the graph.
-        findings: gets what is proved, what is not so, and what is not decided.
+        findings: gets proved, refuted and undecided claims.
 
     Raises:
         OSError: constants cannot be read.
@@ -151,7 +151,7 @@ class Claims:
             self.findings.skipped["calls"] = f"{OPEN}{reason}"
 
     def _pair(self, in_windows: bool) -> Value:
-        """Return that attention without a mask shows each key to each query."""
+        """Return the mask of attention without one: it shows each key to each query."""
         call, keys = self.call, self.call.windows if in_windows else self.call.keys
         index, sizes = [call.row, call.column, call.slot], (call.rows, call.columns, keys.count)
         inside = [z3.And(i >= 0, i < size) for i, size in zip(index, sizes, strict=True)]
@@ -159,7 +159,7 @@ class Claims:
         return Value("", place, ("b", "s", "t"), index, True, inside, in_windows)
 
     def _of_attention(self) -> None:
-        """Prove which keys attention shows that is given no mask."""
+        """Prove which keys attention without a mask shows."""
         layers: Dict[bool, List[int]] = {False: [], True: []}  # without and with caches of windows
         for node, layer in self.part.attention:
             for name in filter(node.attributes.get, UNWANTED):
@@ -184,7 +184,7 @@ class Claims:
         axes: List[str] = []
         for size in tensor.shape:
             axes.append(self._letter(size, axes))
-        if "t" in axes:  # coordinates are those of tokens alone
+        if "t" in axes:  # only tokens have coordinates, keys have not
             sizes = zip(axes, tensor.shape, strict=True)
             axes = [str(size) if axis == "a" else axis for axis, size in sizes]
         windowed, sinks = not {"w", "w+"}.isdisjoint(axes), not {"t+", "w+"}.isdisjoint(axes)
@@ -199,7 +199,7 @@ class Claims:
         return Value(name, place, tuple(axes), index, tensor.at(index), inside, windowed, sinks)
 
     def _letter(self, size: Any, before: Sequence[str]) -> str:
-        """Return the meaning of an axis by its size: that of tokens comes before that of keys."""
+        """Return the meaning of an axis by its size. Tokens are tried before keys."""
         call, axes = self.call, self.manifest.axes
         if isinstance(size, int):
             return "a" if axes and size in (axes, axes + 1) and "a" not in before else str(size)
@@ -222,7 +222,7 @@ class Claims:
                 self.findings.skipped[value.place] = "numbers computed from positions"
         elif strict := [key for key in keys if key in STRICT and self._strict(value, keys[key])]:
             use = keys[strict[0]]
-            if use.starts:  # it counts from the first slot of a slice
+            if use.starts:  # the index counts from the first slot of a slice
                 before = [*value.inside, value.entry < 0]
                 if (model := self.call.smallest(*before)) is not None:
                     text = f"expected a slot of a slice, got {model.eval(value.entry, True)}"
@@ -240,7 +240,9 @@ class Claims:
             self._identified(value, declared if picks else [])
 
     def _strict(self, value: Value, use: Use) -> bool:
-        """Return whether a use is of a cache, or of requested tokens: its operator has others."""
+        """Return whether STRICT holds for a use: TensorScatter also writes to other values than
+        caches, and GatherND also reads other tokens than the requested ones.
+        """
         if use.operator == "GatherND":
             return "r" in value.axes
         return use.on_state or use.operator != "TensorScatter"
@@ -250,21 +252,21 @@ class Claims:
         return any(state.window and state.past == past for state in self.manifest.states)
 
     def _declared(self, layers: Sequence[int], of_pairs: bool) -> List[str]:
-        """Return the rows that encodings of layers declare, or those of all layers if none reads a
-        value, and those that encodings of tokens declare.
+        """Return the rules of rows that encodings of tokens and of some layers declare, or of all
+        layers if `layers` is empty.
         """
         chosen = [rules for _, rules in self._layers(layers)]
         rules = dict.fromkeys([*(rule for of in chosen for rule in of), *self.places.tokens])
         return [rule for rule in rules if ("k" in words(rule)) == of_pairs]
 
     def _layers(self, layers: Sequence[int]) -> List[Tuple[int, Sequence[str]]]:
-        """Return some layers, or all if there are none of them, with the rows that they declare."""
+        """Return some layers with the rules of rows that they declare; all if `layers` is empty."""
         known: List[Tuple[int, Sequence[str]]] = [*enumerate(self.places.rows)]
         return [pair for pair in known if pair[0] in layers] or known
 
     def _silent(self, layers: Sequence[int]) -> bool:
-        """Return whether a row may be of an encoding that declares none, beside those of tokens or
-        of layers that do: one of several, or that of a layer without rows.
+        """Return whether an encoding without declared rows may read a table: tokens or a layer have
+        several encodings, or declare no rows at all.
         """
         if described.is_read(self.manifest):
             return False
@@ -288,7 +290,7 @@ class Claims:
                 self._refuted(of_table, index, text, facts)
                 return
             self.findings.compared += 1
-        if rows == 1:  # all of it was proved
+        if rows == 1:  # nothing is left to prove
             return
         readers = self.part.layers_after(value.name)
         rules = self._declared(readers, value.of_pairs)
@@ -302,9 +304,7 @@ class Claims:
         self._identified(of_table, rules)
 
     def _positions(self, axes: Sequence[str]) -> List[str]:
-        """Return the rows of a table with a row for each position or value of a coordinate, by the
-        axes of the index.
-        """
+        """Return the rules for an index, with its axes, of a table by position or coordinate."""
         if {"s", "t"}.isdisjoint(axes):
             return ["max(largest, 0)"]
         coordinates = [f"x{axis}" for axis in range(self.manifest.axes)]
@@ -335,9 +335,9 @@ class Claims:
         self._refuted(value, value.entry, text, refuted)
 
     def _expected(self, value: Value, rules: Sequence[Rule]) -> List[Tuple[str, Any]]:
-        """Return rules with what they give for tokens, as far as a value has their axes; of tokens,
-        also for keys; of pairs without a cache, whose axes have one size, also with queries and
-        keys exchanged.
+        """Return rules with their values, if a value has their axes. Rules of tokens may also hold
+        for keys. Without a cache, axes of queries and keys have one size, so that a rule of pairs
+        may hold with both exchanged.
         """
         found, axes = [], set(value.axes)
         for rule, windowed in rules:
@@ -351,8 +351,8 @@ class Claims:
         return [(rule, of) for rule, of in found if is_truth(of) == is_truth(value.entry)]
 
     def _where(self, value: Value) -> List[Any]:
-        """Return that an index is within a value, and if it is of pairs, that the query may see the
-        key; if it is of keys, that its row has a query.
+        """Return facts that claims on a value assume: the index is within the value. For pairs, the
+        query may see the key. For keys, the row has a query.
         """
         if not value.of_pairs:
             read = self.call.caches and not self.call.by_mask and "t" in value.axes
@@ -362,8 +362,8 @@ class Claims:
         return [*value.inside, self.call.slot >= 0, q >= 0, k >= 0, *before]
 
     def _refuted(self, value: Value, claimed: Any, text: str, facts: Sequence[Any]) -> None:
-        """Record a counterexample that ONNX Runtime confirms, unless it rests on numbers that the
-        solver may choose. facts: that hold in it; none if a run has nothing to confirm.
+        """Record a failure if ONNX Runtime confirms the counterexample. If not, or if it depends on
+        numbers that the solver chose, the claim is undecided. facts: empty if nothing can be run.
         """
         if names_of(claimed) & self.values.free.keys():
             self.findings.skipped[value.place] = f"{OPEN}depends on numbers that the solver chooses"
@@ -373,7 +373,7 @@ class Claims:
             self.findings.failures[value.place] = text
 
     def _doubt(self, value: Value, facts: Sequence[Any]) -> str:
-        """Return why a call in which facts hold is no counterexample; empty if it is one."""
+        """Return the reason why no call with these facts is a counterexample; empty if one is."""
         try:
             model, inputs = self.call.inputs(*facts)
         except ValueError:
@@ -396,7 +396,7 @@ class Claims:
         call, hidden, score = self.call, self._hidden_beside(value.name), value.entry
         shown = negated(score.hidden) if isinstance(score, Score) else truth(score)
         q, k = (call.rule(name, value.in_windows) for name in "qk")
-        proved: Set[Any] = set()  # rules of layers that are alike
+        proved: Set[Any] = set()  # rules, with window and chunk, that were proved for a layer
         for layer in layers if self.manifest.places else ():
             if not 0 <= layer < len(self.places.sees):
                 count = len(self.places.sees)
@@ -407,7 +407,7 @@ class Claims:
             if not rule:
                 self.findings.skipped[value.place] = "a layer that declares no keys that it sees"
                 continue
-            if layer in hidden:  # otherwise the mask alone decides
+            if layer in hidden:  # in other layers, the mask alone decides
                 window, chunk = hidden[layer]
                 behind = call.rule("first", value.in_windows) + call.column - call.slot
                 seen = both(seen, behind >= 0)
@@ -430,8 +430,8 @@ class Claims:
                 return
 
     def _hidden_beside(self, mask: str) -> Dict[int, Tuple[int, int]]:
-        """Return by layer the window and the chunk of the nodes that hide keys besides a mask, or
-        if it has no name, that have none; 0 for none.
+        """Return by layer the window and the chunk, 0 for none, by which nodes with this mask hide
+        further keys. mask: name of the mask; empty for nodes without one.
         """
         found = {}
         for node, layer in self.part.attention:
@@ -443,8 +443,8 @@ class Claims:
         return found
 
     def _of_bias(self, value: Value, score: Score, layer: int) -> bool:
-        """Return whether the biases of a mask are not refuted: those of each head are a constant
-        times the declared rule.
+        """Prove that the biases of each head are a constant times the declared rule. Return False
+        if that is refuted.
         """
         number = z3.simplify(score.value)
         if z3.is_rational_value(number) and number.as_fraction() == 0:
