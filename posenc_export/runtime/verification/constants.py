@@ -1,7 +1,7 @@
 """Decode the numbers that a graph stores, where nodes read them, and compute digests of both.
 
-Written from the documentation of the operators (onnx.ai/onnx/operators, ContribOperators.md of
-ONNX Runtime), and not from the code that packs weights.
+The code follows the documentation of the operators (onnx.ai/onnx/operators, ContribOperators.md of
+ONNX Runtime), and not the code that packs weights.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ GRAPH = "graph"  # key of the digest of all nodes with their attributes and conn
 
 
 def unpacked(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Return unsigned codes int16 of bytes [...,n]; the lower half of a byte is the first code."""
+    """Return unsigned codes, int16, from bytes [...,n]. The lower half of a byte comes first."""
     if bits == 8:
         return codes.astype(np.int16)
     if bits != 4:
@@ -40,10 +40,10 @@ def of_blocks(
     """Return (code - zero point) * scale of blocks along the last axis, computed in a dtype.
 
     Args:
-        codes, scales: bytes of the codes [...,bytes], of which each block fills whole ones;
-            [...,blocks].
+        codes: bytes [...,bytes]; each block fills whole bytes.
+        scales: [...,blocks].
         zeros: bytes of zero points in rows that fill whole bytes, or zero points in the dtype of
-            scales; None for half the number of codes.
+            scales; None for half the number of possible codes.
         inputs: number of codes of a row that are weights; the others are padding.
     """
     lead, blocks = scales.shape[:-1], scales.shape[-1]
@@ -65,7 +65,7 @@ def dequantized(
     block: int,
     dtype: str = "float32",
 ) -> np.ndarray:
-    """Return the output of DequantizeLinear (opset 21): scales of all, of an axis or of blocks."""
+    """Return the output of DequantizeLinear (opset 21), with scales per tensor, axis or block."""
 
     def spread(part: np.ndarray) -> np.ndarray:
         if block:
@@ -87,7 +87,7 @@ def _cast(numbers: np.ndarray, node: Node) -> np.ndarray:
     return numbers.astype({"float": "float32", "double": "float64"}.get(element, element))
 
 
-# Nodes of constants that are computed here, as scales and offsets of blocks are.
+# Operators on constants that are computed here, such as those of scales and offsets of blocks.
 FOLDED: Mapping[str, Callable[..., np.ndarray]] = {
     "Cast": lambda node, x: _cast(x, node),
     "Transpose": lambda node, x: x.transpose(node.attributes.get("perm")),
@@ -143,8 +143,8 @@ class Constants:
         return self.stored[name].array(self.folder)
 
     def value(self, name: str) -> Optional[Tuple[np.ndarray, Tuple[str, ...]]]:
-        """Return a constant, or what nodes FOLDED compute from constants, and the names of these.
-        None for a value that depends on an input of the graph or on other nodes.
+        """Return a constant, or a value that nodes FOLDED compute from constants, and the names of
+        the constants. None for a value that depends on other nodes or on an input of the graph.
         """
         if name not in self._known:
             self._known[name] = self._computed(name)
@@ -164,8 +164,8 @@ class Constants:
         return numbers, tuple(dict.fromkeys(name for _, names in known for name in names))
 
     def _gathered_rows(self) -> Dict[str, List[str]]:
-        """Return the tables of codes, scales and zero points whose rows, gathered by one index, a
-        DequantizeLinear decodes, by name of its output.
+        """Return by output of a DequantizeLinear the tables of codes, scales and zero points whose
+        rows it decodes, gathered by one index.
         """
         rows: Dict[str, List[str]] = {}
         for node in self.nodes:
@@ -198,8 +198,8 @@ class Constants:
                 yield Place(node, f"input {indices[0]}", names, decode(node, *parts), True)
 
     def plain(self) -> Iterator[Place]:
-        """Yield the other numbers that nodes read, in the order of nodes. Nodes FOLDED of constants
-        are no readers; those that read their outputs are.
+        """Yield the other numbers that nodes read, in order of nodes. Results of nodes FOLDED on
+        constants are yielded for the nodes that read them.
         """
         tables = {name for names in self._rows.values() for name in names}
         for node in self.nodes:
@@ -268,8 +268,8 @@ def _experts(node: Node, codes: Any, scales: Any) -> np.ndarray:
     return of_blocks(codes, scales, None, bits, codes.shape[-1] * 8 // bits)
 
 
-# By operator: a function of a node and some of its inputs that decodes their numbers, and the
-# indices of these inputs, of which the first has the codes.
+# By operator: a function that decodes numbers from a node and some of its inputs, and groups of the
+# indices of these inputs. The first of each group has the codes.
 READERS: Mapping[Tuple[str, str], Tuple[Callable[..., np.ndarray], Sequence[Sequence[int]]]] = {
     **dict.fromkeys(
         ((MICROSOFT, "MatMulNBits"), (kernel_library.DOMAIN, kernel_library.PRODUCT)),
