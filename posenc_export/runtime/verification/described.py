@@ -9,7 +9,7 @@ from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.shared.refusal import refusal
 
 Described = Mapping[str, Any]
-# Of a module that was read, the graph is proved, and the reading compared with calls of the module.
+# For a module that was read, the graph is proved, and calls of the module are compared.
 UNDECLARED = "read as it is: which keys it sees was found in its calls, and it declares no rows"
 Count = Annotated[int, Meta(ge=1, le=1 << 24)]
 Extent = Annotated[int, Meta(ge=0, le=1 << 31)]
@@ -34,7 +34,7 @@ class _Attention(TypedDict):
 
 
 def is_read(manifest: Manifest) -> bool:
-    """Return whether an artefact is of a module that was read as it is, which describes nothing."""
+    """Return whether an artefact is a module that was read as it is, without a description."""
     return manifest.kind == "module"
 
 
@@ -63,7 +63,7 @@ def _mapping(value: Any) -> Dict[str, Any]:
 
 
 def _convert(value: Any, kind: Any) -> Any:
-    """Return a part of a config that has a type, with its other keys."""
+    """Check a part of a config against a type, and return it with its other keys."""
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
