@@ -32,7 +32,7 @@ from posenc_export.shared.refusal import refusal
 
 MICROSOFT = "com.microsoft"
 ROUNDED, FLOATS = 4, 1  # accuracy_level of MatMulNBits with activations in 8 bits, and in float32
-# Of GroupQueryAttention with caches of 8 bits: its attributes, and the inputs before their scales.
+# Attributes of GroupQueryAttention for caches of 8 bits, and the inputs before the scales.
 CACHE_ATTRIBUTES = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
 BEFORE_SCALES = 12
 INTEGERS = "MatMulIntegerToFloat"  # product of codes of 8 bits
@@ -43,8 +43,8 @@ HALF_CODES = tuple(code for code, name in TYPES.items() if name in HALF)
 
 
 def load_form(folder: Path, manifest: Manifest, threads: Optional[int]) -> Model:
-    """Load the float32 form of an artefact whose files were checked, on provider cpu. threads: per
-    operator; None uses all cores. Raise ValueError for a graph that cannot be loaded, or OSError.
+    """Load the float32 form of an artefact, whose files were checked, on provider cpu. threads: per
+    operator; None uses all cores. Raise ValueError or OSError if the graph cannot be loaded.
     """
     described = _described(manifest)
     if manifest.in_torch:  # of an earlier version
@@ -58,8 +58,8 @@ def load_form(folder: Path, manifest: Manifest, threads: Optional[int]) -> Model
 
 
 def float32_form(path: Path, manifest: Manifest) -> bytes:
-    """Return the float32 form of model.onnx, serialised. Raise OSError, or ValueError if it is no
-    model.
+    """Return the float32 form of model.onnx, serialised. Raise OSError if it cannot be read, or
+    ValueError if it is no model.
     """
     graph = read_nodes(path)
     ends = {name for state in manifest.states for name in (state.past, state.present)}
@@ -100,7 +100,7 @@ def _float_products(graph: Nodes) -> Iterator[Node]:
             yield from _dequantized(graph, node)
         elif node.attributes.get("accuracy_level") == ROUNDED:
             plain = with_attribute(node, "accuracy_level", FLOATS)
-            yield replace(plain, domain=MICROSOFT)  # that of the library rounds activations
+            yield replace(plain, domain=MICROSOFT)  # the kernel library's rounds activations
         elif node.operator == "Mul" and node.inputs[0] in integer:
             product, weight = integer[node.inputs[0]], f"{node.outputs[0]}.weight"
             codes, scales = product.inputs[1], product.inputs[3]
@@ -119,7 +119,7 @@ def _dequantized(graph: Nodes, node: Node) -> Iterator[Node]:
     parts = {
         "rows": np.array([outputs, blocks * block]),
         "blocks": np.array([outputs, blocks]),
-        "zeros": np.full((outputs, blocks), 128, np.uint8),  # without zero points
+        "zeros": np.full((outputs, blocks), 128, np.uint8),  # of nodes without zero points
         "first": np.array([0]),
         "inputs": np.array([inputs]),
         "axis": np.array([1]),
