@@ -16,29 +16,29 @@ ENCODED = 11  # tokens of the longest encoder sequence
 SHORT = 256
 # Most tokens that fill the cache of a model
 LONGEST = 4096
-# Limit of weights times tokens: 4096 tokens for 32 M weights, 1024 for 128 M
+# Limit of weights times tokens of a full cache: 4096 tokens for 32 M weights, 1024 for 128 M
 WORK = 1 << 37
 CHUNK = 512  # most tokens fed at a time
 # Limit for the numbers in the outputs of one call (16 MiB); a large vocabulary reduces the chunk
 WIDEST = 1 << 22
-KEPT = 1 << 22  # most output values kept of all tokens (16 MiB); of others, only those at edges
+KEPT = 1 << 22  # most output values that are kept beside those at edges (16 MiB)
 # Most tokens of a bidirectional model, which reads them in one call with all their scores
 WHOLE_CALL = 1024
 BESIDE = 2  # tokens compared before and after the token at an edge
-BEHIND = 64  # tokens behind the last edge: queries that may look at a key beyond it
+BEHIND = 64  # tokens after the last edge, whose queries may see keys beyond it
 ENDS = 2  # last tokens that are always compared
 BATCHES = (1, 3)
 # Tokens per row: enough for every way of splitting a sequence, few enough for the element-wise
 # oracle.
 LENGTH = 36
-# Weights that a token reads from which on the grid has fewer cells; the full grid would take
-# minutes.
+# Least number of weights that a token reads for which the grid has fewer cells. The full grid would
+# take minutes.
 LARGE = 1 << 26
 SEGMENT_PADDING = 3  # columns of left padding in the first row
 
 
 def encoder_rows(manifest: Manifest, rows: int) -> Optional[List[np.ndarray]]:
-    """Return encoder outputs [q,N] of rows, each shorter than the last; None without encoder."""
+    """Return encoder outputs [q,N] of rows, shorter from row to row; None without an encoder."""
     if not manifest.encoder:
         return None
     sizes = [int(value.axes[1]) * int(value.axes[3]) for value in manifest.encoder[1:]]
@@ -48,7 +48,7 @@ def encoder_rows(manifest: Manifest, rows: int) -> Optional[List[np.ndarray]]:
 
 
 def inputs(manifest: Manifest, shape: Tuple[int, ...], name: str) -> np.ndarray:
-    """Generate tokens, or hidden states of variance 1, from a name, the same on every machine."""
+    """Generate tokens, or hidden states of variance 1, from a name; equal on every machine."""
     vocabulary = manifest.vocabulary
     if vocabulary:
         return numbers(shape, name, vocabulary)
@@ -156,15 +156,15 @@ def places(edges: Mapping[str, int], length: int) -> np.ndarray:
 
 
 def compared_of(manifest: Manifest, edges: Mapping[str, int], length: int) -> np.ndarray:
-    """Return the indices of tokens that an export compares: `places`, and the last up to KEPT."""
+    """Return the indices of tokens that an export compares: `places`, and last ones up to KEPT."""
     last = max(KEPT // int(manifest.outputs[0].axes[-1]), ENDS)
     return np.union1d(places(edges, length), np.arange(max(0, length - last), length))
 
 
 def calls(compared: np.ndarray, first: int, end: int, chunk: int) -> Iterator[Tuple[int, int, int]]:
-    """Divide the tokens first .. end - 1 into calls; yield the first token, the end, and the number
-    of last tokens whose outputs are compared. A call ends behind the last of several neighbouring
-    ones, so that a graph that computes outputs of selected tokens computes few others.
+    """Divide the tokens first .. end - 1 into calls. Yield the first token, the end, and the number
+    of last tokens whose outputs are compared. A call ends after a run of compared tokens, so that a
+    graph that selects tokens computes few other outputs.
     """
     chosen = set(compared.tolist())
     while first < end:
@@ -195,7 +195,7 @@ def starts(manifest: Manifest) -> List[int]:
 
 
 def grid_of(manifest: Manifest) -> Tuple[Any, ...]:
-    """Return what inputs and expected outputs of the grid depend on, besides the model."""
+    """Return what the inputs and expected outputs of a grid depend on besides the model."""
     return (
         manifest.signature,
         manifest.dtype,
@@ -216,7 +216,7 @@ def case_inputs(manifest: Manifest) -> Tuple[np.ndarray, np.ndarray, int]:
 
 
 def attribute_inputs(manifest: Manifest) -> Dict[str, AttributeCase]:
-    """Return the inputs of the cells "coordinates" and "segments"; the latter may have both."""
+    """Return the inputs of the cells "coordinates" and "segments". "segments" may have both."""
     length, cells = length_of(manifest), {}
     tokens = inputs(manifest, (2, length), "tokens with numbers beside")
     mask = np.ones((2, length), np.int64)
