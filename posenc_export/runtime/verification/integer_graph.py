@@ -1,5 +1,5 @@
-"""Cut the integer part out of an ONNX graph: what positions, lengths and sizes determine, of which
-a check finds something.
+"""Cut the integer part out of an ONNX graph: the nodes that positions, lengths and sizes determine,
+which the check "indices" proves.
 """
 
 import re
@@ -26,7 +26,7 @@ BRANCH = re.compile(r"(\d+)\.(?:then|else)_branch\.")
 
 @dataclass
 class Findings:
-    """Count of comparisons and proved claims; failures and values without a rule, by place."""
+    """Number of comparisons and proved claims; by place, failures, and reasons for what is open."""
 
     compared: int = 0
     failures: Dict[str, str] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Use:
     layer: int = -1  # layer of the attention that the node belongs to; -1 for none
     # Whether its first input is an input of the graph, such as a cache, or a slice of one
     on_state: bool = False
-    starts: str = ""  # of such a slice, the first along the axis that the node changes
+    starts: str = ""  # if it is a slice, name of its start along the axis that the node changes
 
 
 @dataclass
@@ -53,18 +53,17 @@ class IntegerPart:
     nodes: List[Node] = field(default_factory=list)  # nodes of the part, in order
     # Readers of each value that leaves the part
     uses: Dict[str, List[Use]] = field(default_factory=dict)
-    # By name of an index, the tables, alike in all calls, of each Gather in the part
+    # By name of an index, the tables that Gather reads with it and that are equal in all calls
     tables: Dict[str, List[str]] = field(default_factory=dict)
-    # Names of other values of which the part reads the shape, and whether they are embedded tokens
-    # [B,S,E]
+    # Names of other values whose shape the part reads, and whether they are embedded tokens [B,S,E]
     free: Dict[str, bool] = field(default_factory=dict)
     # Attention nodes and their layers, in order
     attention: List[Tuple[Node, int]] = field(default_factory=list)
-    # By a float32 value in half precision, which numpy may not have, that value
+    # By name of a value cast to half precision, which numpy may not have: the value before the cast
     casts: Dict[str, str] = field(default_factory=dict)
 
     def after(self, name: str) -> Tuple[Set[str], List[Node]]:
-        """Return a value with what the part computes from it, and the nodes that do."""
+        """Return a value with all values that the part computes from it, and their nodes."""
         values, nodes = {name}, []
         for node in self.nodes:
             if values.intersection(node.inputs):
@@ -73,15 +72,15 @@ class IntegerPart:
         return values, nodes
 
     def layers_after(self, name: str) -> List[int]:
-        """Return the layers that read a value, or what the part computes from it."""
+        """Return the layers that read a value, or a value that the part computes from it."""
         values, _ = self.after(name)
         return sorted({use.layer for v in values for use in self.uses.get(v, []) if use.layer >= 0})
 
 
 def without_bodies(graph: Nodes) -> Nodes:
-    """Return a graph whose subgraphs stand among its nodes: those of all branches of If, before it.
-    Inputs of the bodies of Loop and Scan become values that no node computes, and the attribute of
-    a subgraph the names of its outputs.
+    """Return a graph without subgraphs: their nodes, of all branches of If, precede the node of the
+    subgraph. Its attribute becomes the names of the subgraph's outputs. Inputs of the bodies of
+    Loop and Scan become values that no node computes.
     """
     constants = dict(graph.constants)
     nodes = list(_inlined(graph.nodes, constants, {}, ""))
@@ -121,7 +120,7 @@ def integer_part(whole: Nodes) -> IntegerPart:
     varying, known, layers = set(integers), {"", *integers, *graph.constants}, _layers(graph)
     slices = {node.outputs[0]: node for node in graph.nodes if node.operator == "Slice"}
     for node in graph.nodes:
-        # A node whose subgraphs were taken out has results that the part does not compute.
+        # The part does not compute the results of a node whose subgraphs were taken out.
         computed = known.issuperset(node.inputs) and node.operator not in WITH_BODIES
         takes = node.operator in SIZES or computed
         if not takes:
@@ -157,7 +156,7 @@ def _leave(
     if node.operator in ATTENTIONS:
         part.attention.append((node, layer))
     changed, starts = (node.inputs or [""])[0], ""
-    if changed in slices and len(slices[changed].inputs) == 4:  # without steps
+    if changed in slices and len(slices[changed].inputs) == 4:  # a slice without steps
         source, starts, _, axes = slices[changed].inputs
         stored = part.graph.constants.get(axes)
         along = stored.array(Path())[:1].tolist() if stored and not stored.file else []
@@ -170,9 +169,9 @@ def _leave(
 
 
 def _layers(graph: Nodes) -> Dict[str, int]:
-    """Return the layer of each value: that of the attention which reads it next, or else before it.
-    Attention has the layer of its caches, or without, of which a call runs one branch of an If, its
-    place.
+    """Return the layer of each value: that of the next attention that reads it, or else of the
+    attention before it. Attention has the layer of its caches. Without caches, layers are counted;
+    those in the branches of an If, of which a call runs one, have the same numbers.
     """
     before: Dict[str, int] = {}
     for name in graph.inputs:
@@ -193,7 +192,7 @@ def _layers(graph: Nodes) -> Dict[str, int]:
             count = max(count, layer + 1)
         before.update(dict.fromkeys(node.outputs, layer))
     layers = dict(before)
-    after: Dict[str, int] = {}  # the first layer whose attention reads a value
+    after: Dict[str, int] = {}  # by value, the first layer whose attention reads it
     for node in reversed(graph.nodes):
         readers = [after[name] for name in node.outputs if name in after]
         if node.outputs[0] in weighted:
@@ -205,8 +204,8 @@ def _layers(graph: Nodes) -> Dict[str, int]:
 
 
 def attention_weights(graph: Nodes) -> Set[str]:
-    """Return the outputs of nodes that compute attention weights: not those of a softmax over
-    products with weights, such as a router's.
+    """Return the outputs of nodes that compute attention weights. A softmax over products with
+    constants, such as a router's, is none of them.
     """
     live, scores, outputs = set(graph.inputs), set[str](), set[str]()
     for node in graph.nodes:
@@ -230,9 +229,8 @@ def _read(node: Node) -> List[str]:
 def evaluated(
     part: IntegerPart, name: str, inputs: Mapping[str, np.ndarray], folder: Path
 ) -> np.ndarray:
-    """Return a value of a part, computed by ONNX Runtime; inputs: of the graph by name. Other
-    values that the part reads are zeros of shape [1,1,1]. Raise OSError if constants cannot be
-    read.
+    """Compute a value of a part with ONNX Runtime from the inputs of the graph. Other values that
+    the part reads are zeros of shape [1,1,1]. Raise OSError if constants cannot be read.
     """
     needed, nodes = {name}, []
     for node in reversed(part.nodes):
