@@ -1,9 +1,8 @@
-"""The cells of the parity grid: which scenarios are compared with which expected outputs, and those
-of the long sequence, with calls of each kind on both sides of every edge, and a full cache. They
-measure the errors of an artefact on a session of its graph, of its float32 form if it rounds, or a
-few of them when it is loaded.
+"""The cells of the parity grid: scenarios with their expected outputs, and cells of the long
+sequence, with calls of each kind on both sides of every edge, and a full cache.
 
-Shapes: B batch, L tokens of a sequence, V numbers of an output.
+They measure the errors of a session on an artefact, or on its float32 form if it rounds. A load
+runs a few of them. Shapes: B batch, L tokens of a sequence, V numbers of an output.
 """
 
 import functools
@@ -50,7 +49,7 @@ RUN_UP = 8  # tokens before a run that the call across it also reads
 
 
 def long_cells(manifest: Manifest, sequence: LongSequence) -> List[Cell]:
-    """Return the cells of a sequence, which continue on one session that reads it once."""
+    """Return the cells of a sequence. They share one session, which reads the sequence once."""
     crossed = grid_inputs.runs(sequence.edges, sequence.tokens.shape[1])
     if not manifest.states:
         names = ", ".join(name for run in crossed for name in run.names)
@@ -69,8 +68,8 @@ def outputs_by(
     session: Session, manifest: Manifest, edges: Mapping[str, int], advance: Callable[[int], None]
 ) -> Optional[LongSequence]:
     """Return the long sequence with the outputs of a session, which may compute in another dtype
-    than the artefact; None for a bidirectional model without an edge that it reaches. edges:
-    indices of tokens, by name. advance: called with the number of tokens that are read.
+    than the artefact; None for a bidirectional model without an edge within its length. edges:
+    indices of tokens, by name. advance: called with the number of tokens that were read.
     """
     length = grid_inputs.length_for(manifest, edges)
     if not length:
@@ -98,8 +97,8 @@ def _fed(
     count: int,
     chunk: Optional[int] = None,
 ) -> np.ndarray:
-    """Return the outputs of the last `count` tokens of a call. first: index of its first token, of
-    which the first of a sequence comes with encoder outputs; chunk: as of Session.prefill.
+    """Feed tokens, and return the outputs of the last `count`. first: index of the first token; 0
+    feeds encoder outputs, too. chunk: as for Session.prefill.
     """
     rows = grid_inputs.encoder_rows(manifest, 1) if first == 0 else None
     encoder = rows and [row.astype(session.manifest.passed_dtype) for row in rows]
@@ -108,7 +107,7 @@ def _fed(
 
 
 def _read(session: Session, sequence: LongSequence, end: int, chunk: int) -> Pairs:
-    """Read the tokens up to `end` behind those in the cache; compares all expected outputs."""
+    """Read the tokens after those in the cache up to `end`, and yield all expected outputs."""
     first = int(session.length.max(initial=0))
     for begin, after, count in calls(sequence.compared, first, end, chunk):
         outputs = _fed(session, session.manifest, sequence.tokens[:, begin:after], begin, count)
@@ -145,7 +144,7 @@ def _from_it_on(session: Session, sequence: LongSequence, run: Run) -> Pairs:
 
 
 def _to_its_end(session: Session, sequence: LongSequence) -> Pairs:
-    """Read all further tokens but the last in chunks, the last as a step."""
+    """Read the remaining tokens in chunks, and the last one as a step."""
     length = sequence.tokens.shape[1]
     yield from _seek(session, sequence, min(int(session.length.max(initial=0)), length - 1))
     yield from _read(session, sequence, max(length - 1, 1), fill_chunk(session.manifest))
@@ -192,7 +191,7 @@ def _case_cells(manifest: Manifest, name: str, case: Case, level: Level) -> Iter
 
 
 def scenarios_of(manifest: Manifest, case: Case, level: Level = Level.WHOLE) -> List[Scenario]:
-    """Return the scenarios for an artefact; layout "rows" adds those that admit and retire rows."""
+    """Return the scenarios for an artefact. Only layout "rows" allows to admit and retire rows."""
     length = case.tokens.shape[1]
     scenarios = of_whole_calls(length)
     if manifest.states:
@@ -226,10 +225,9 @@ def measured(
     threads: Optional[int] = 1,
     quick: bool = False,
 ) -> Measured:
-    """Measure every cell of the float32 form, if the artefact has one, and of the artefact, from
-    which `model` was loaded with these threads per operator. quick: run one scenario for each kind
-    of call. Raise ValueError if the form cannot be loaded, ModuleNotFoundError without ONNX
-    Runtime.
+    """Measure every cell of an artefact, and of its float32 form if it rounds. model: the loaded
+    artefact, with `threads` per operator. quick: run one scenario for each kind of call. Raise
+    ValueError if the form cannot be loaded, ModuleNotFoundError without ONNX Runtime.
     """
     level = Level.QUICK if quick else Level.WHOLE
     if not accuracy.float32:
@@ -238,7 +236,7 @@ def measured(
 
     form = load_form(folder, model.manifest, threads)
     of_both = of_form(form, expected, accuracy, progress, quick)
-    del form  # and its memory
+    del form  # releases its memory
     progress(f"{model.manifest.target}: verifying as exported")
     limit = accuracy
     if model.provider == "cpu":
@@ -263,9 +261,9 @@ def _filled(model: Model) -> Session:
 
 
 def check_outputs(model: Model, folder: Path) -> None:
-    """Raise ValueError unless a model that was loaded from `folder` gives, within the tolerance,
-    the outputs of its reference on its provider, in the cells of Level.LOAD; also if that reference
-    cannot be read. An artefact without one is not checked.
+    """Raise ValueError unless the model that was loaded from `folder` gives the outputs of its
+    reference within the tolerance, in the cells of Level.LOAD, or if the reference cannot be read.
+    An artefact without a reference is not checked.
     """
     manifest = model.manifest
     if manifest.reference is None:
@@ -314,8 +312,8 @@ def measure(
 def _error(
     session: Session, cell: Cell, columns: np.ndarray, failures: Dict[str, str], rounds: bool
 ) -> float:
-    """Run a cell and return its error; infinity, and a failure, if the graph fails. columns: of an
-    output, the indices of its expected numbers.
+    """Run a cell and return its error, which is infinity if the graph fails; `failures` gets the
+    reason. columns: indices of the expected numbers of an output.
     """
     if not cell.continues:
         session.reset()
@@ -324,7 +322,7 @@ def _error(
         for pair in cell.pairs(session):
             actual, expected = (
                 output
-                if output.shape[-1] == len(columns)  # a file holds only these
+                if output.shape[-1] == len(columns)  # from a file, which only has these
                 else output[..., columns]
                 for output in pair
             )
