@@ -1,6 +1,7 @@
-"""What operators of ONNX compute of symbolic indices (symbolic.py), for the solver z3.
+"""Translations of ONNX operators on symbolic indices (symbolic.py), for the solver z3.
 
-An operator whose result is known only as equal for equal inputs is a function without a definition.
+Of some operators, only one fact is used: results are equal for equal inputs. A function without a
+definition stands for them.
 """
 
 import math
@@ -44,7 +45,7 @@ def whole(tensor: Tensor) -> List[Any]:
 
 
 def _known(tensor: Optional[Tensor], default: Sequence[int] = ()) -> List[int]:
-    """Return entries that must be numbers, such as axes."""
+    """Return the entries of a tensor that must be constant, such as axes."""
     entries = list(default) if tensor is None else whole(tensor)
     if not all(isinstance(entry, int) for entry in entries):
         raise Untranslated("axes that depend on a size")
@@ -52,7 +53,7 @@ def _known(tensor: Optional[Tensor], default: Sequence[int] = ()) -> List[int]:
 
 
 def broadcast(function: Callable[..., Any], *tensors: Tensor) -> Tensor:
-    """Return a function of the entries of tensors."""
+    """Return the tensor of a function of the entries of tensors, which are broadcast."""
     rank = max(len(t.shape) for t in tensors)
     shapes = [(1,) * (rank - len(t.shape)) + t.shape for t in tensors]
     shape = []
@@ -83,12 +84,12 @@ def _element_wise(function: Callable[..., Any]) -> Callable[..., Tensor]:
 
 
 def _folded(function: Callable[[Any, Any], Any]) -> Callable[..., Tensor]:
-    """Return an operator of any number of inputs."""
+    """Return an operator that applies a function of two inputs to any number of them in turn."""
     return _element_wise(lambda *entries: reduce(function, entries))
 
 
 def _numbers(function: Callable[[Any, Any], Any], hides: bool = False) -> Callable[[Any, Any], Any]:
-    """Return a function of two numbers; hides: whether -inf plus a number is -inf."""
+    """Extend a function of two numbers to scores. hides: whether one -inf makes the result -inf."""
 
     def of(x: Any, y: Any) -> Any:
         if isinstance(x, (Score, float)) or isinstance(y, (Score, float)):
@@ -104,7 +105,7 @@ def _numbers(function: Callable[[Any, Any], Any], hides: bool = False) -> Callab
 
 
 def _quotient(x: Any, y: Any) -> Any:
-    """Divide, integers rounded towards zero."""
+    """Divide two numbers. A quotient of integers is rounded towards zero."""
     if isinstance(x, (Score, float)) or isinstance(y, (Score, float)):
         return _numbers(lambda a, b: a / b)(x, y)
     if isinstance(x, int) and isinstance(y, int):
@@ -132,7 +133,7 @@ def _smaller(x: Any, y: Any) -> Any:
 
 
 def _largest(x: Any, y: Any) -> Any:
-    """Return the larger of two numbers, of which one may be -inf if it is constant."""
+    """Return the larger of two numbers. A constant may be -inf."""
     for number, other in ((x, y), (y, x)):
         if isinstance(number, float) and number < HIDDEN:
             return other
@@ -159,7 +160,7 @@ def _floor(x: Any) -> Any:
     value = real(x).value
     if z3.is_div(value) and z3.is_to_real(value.arg(0)) and z3.is_rational_value(value.arg(1)):
         by = value.arg(1).as_fraction()
-        if by.denominator == 1 and by > 0:  # a quotient of integers, which the solver knows better
+        if by.denominator == 1 and by > 0:  # a quotient of integers is easier for the solver
             return Score(z3.ToReal(value.arg(0).arg(0) / by.numerator))
     return Score(z3.ToReal(z3.ToInt(value)))
 
@@ -178,18 +179,18 @@ def _undefined(context: Translation, node: Node, shape: Sequence[Any]) -> Tensor
 
 
 def _weighted(context: Translation, node: Node, x: Tensor, weights: Tensor, *_: Tensor) -> Tensor:
-    """Translate a product with weights, or that plus a bias, without a definition."""
+    """Translate a product with weights, with or without a bias, without a definition."""
     size = weights.shape[-2 if node.attributes.get("transB") else -1]
     return _undefined(context, node, [*x.shape[:-1], size])
 
 
 def _like_first(context: Translation, node: Node, x: Tensor, *_: Any) -> Tensor:
-    """Translate an operator that changes numbers and no shape, without a definition."""
+    """Translate an operator that keeps the shape of its first input, without a definition."""
     return _undefined(context, node, x.shape)
 
 
 def _over_axes(node: Node, x: Tensor, axes: Optional[Tensor]) -> Tuple[List[int], List[Any]]:
-    """Return the axes that an operator adds up, and the shape of its result with them."""
+    """Return the axes that an operator reduces, and the shape of its result with keepdims=1."""
     rank = len(x.shape)
     over = [_axis(axis, rank) for axis in _known(axes, node.attributes.get("axes", range(rank)))]
     return over, [1 if axis in over else size for axis, size in enumerate(x.shape)]
@@ -238,7 +239,7 @@ def _with_sizes(context: Translation, x: Tensor, sizes: Sequence[Any]) -> Tensor
     if any(isinstance(n, int) and n == -1 for n in sizes):
         sizes = _with_rest(context, x.shape, sizes)
     x = x.source or x
-    # Axes of one entry are left out; equal axes before and after the others stay as they are.
+    # Axes of size 1 are left out. Equal axes at both ends keep their indices.
     old = [k for k, n in enumerate(x.shape) if not (isinstance(n, int) and n == 1)]
     new = [k for k, n in enumerate(sizes) if not (isinstance(n, int) and n == 1)]
     before, after = [], []
@@ -266,7 +267,7 @@ def _with_sizes(context: Translation, x: Tensor, sizes: Sequence[Any]) -> Tensor
 
 
 def _with_rest(context: Translation, shape: Sequence[Any], sizes: Sequence[Any]) -> List[Any]:
-    """Return sizes with the one that -1 stands for: equal sizes are left out of the quotient."""
+    """Return sizes with a number in place of -1. Equal sizes are cancelled before the division."""
     left, result, by = list(shape), list(sizes), 1
     for place, size in enumerate(sizes):
         if isinstance(size, int):
@@ -286,10 +287,10 @@ def _with_rest(context: Translation, shape: Sequence[Any], sizes: Sequence[Any])
 
 
 def _rest(context: Translation, shape: Sequence[Any], by: Any) -> Any:
-    """Return the quotient of two products, if it is a size of a shape or a product of two."""
+    """Return the product of a shape over a size, if it is one size of the shape or two of them."""
     pairs = [x * y for k, x in enumerate(shape) for y in shape[k + 1 :]]
     for candidate in (*shape, *pairs):
-        with suppress(Untranslated):  # the solver decides for another one
+        with suppress(Untranslated):  # if the solver does not decide, others are tried
             if context.solver.equal(_product(shape), candidate * by):
                 return simplified(candidate)
     raise Untranslated("a shape with a size that is not known")
@@ -349,7 +350,7 @@ def _split(context: Translation, node: Node, x: Tensor, sizes: Optional[Tensor] 
 
 
 def _shifted(x: Tensor, shape: Sequence[Any], first: Mapping[int, Any]) -> Tensor:
-    """Return entries from an index of each axis on; first: by axis."""
+    """Return a part of a tensor. first: by axis, the index at which the part begins, if not 0."""
     return Tensor(shape, lambda index: x.at([i + first.get(n, 0) for n, i in enumerate(index)]))
 
 
@@ -396,7 +397,7 @@ def _slice(
 
 
 def _bounded(place: Any, size: Any) -> Any:
-    """Return a start or an end within an axis, counted from its end if it is below 0."""
+    """Clip a start or an end of a slice to an axis. Below 0, it counts from the end of the axis."""
     if isinstance(place, int) and place >= 1 << 31:
         return size
     if isinstance(place, int) and place == 0:
@@ -405,7 +406,7 @@ def _bounded(place: Any, size: Any) -> Any:
 
 
 def _wrapped(place: Any, size: Any) -> Any:
-    """Return an index that counts from the end of an axis if it is below 0."""
+    """Return an index of an axis. Below 0, it counts from the end."""
     return choose(place < 0, place + size, place)
 
 
@@ -414,7 +415,7 @@ def _gather(context: Translation, node: Node, x: Tensor, at: Tensor) -> Tensor:
 
     def entry(index: Index) -> Any:
         size, place = x.shape[axis], 0
-        if not (isinstance(size, int) and size == 1):  # a look-up in one row gives it or fails
+        if not (isinstance(size, int) and size == 1):  # of one row, only index 0 is valid
             place = _wrapped(whole_number(at.at(index[axis : axis + rank])), size)
         return x.at([*index[:axis], place, *index[axis + rank :]])
 
@@ -508,7 +509,7 @@ def _shape(context: Translation, node: Node, x: Tensor) -> Tensor:
 
 
 def _scatter(context: Translation, node: Node, x: Tensor, new: Tensor, first: Tensor) -> Tensor:
-    """TensorScatter: x with new entries from an index of each row on."""
+    """Translate TensorScatter: x with new entries from an index of each row on."""
     axis = _axis(node.attributes.get("axis", -2), len(x.shape))
     if node.attributes.get("mode", "linear") != "linear":
         raise Untranslated("a circular cache")
@@ -522,7 +523,7 @@ def _scatter(context: Translation, node: Node, x: Tensor, new: Tensor, first: Te
 
 
 def _sum(context: Translation, node: Node, x: Tensor, axes: Optional[Tensor] = None) -> Tensor:
-    """CumSum, ReduceSum, ReduceMax or ReduceMin; the result is known for some of what it adds."""
+    """Translate CumSum, ReduceSum, ReduceMax or ReduceMin, if its result for x is in `sums`."""
     cumulative, (over, ones) = node.operator == "CumSum", _over_axes(node, x, axes)
     if cumulative and (node.attributes.get("exclusive") or node.attributes.get("reverse")):
         raise Untranslated("a sum in another order")
@@ -533,7 +534,7 @@ def _sum(context: Translation, node: Node, x: Tensor, axes: Optional[Tensor] = N
     def unknown(index: Index) -> Any:
         raise Untranslated(f"{node.operator} of values without a known sum")
 
-    with suppress(Untranslated):  # a sum of unknown sums
+    with suppress(Untranslated):  # entries of x may be unknown sums themselves
         zeros = Tensor(x.shape, lambda index: 0)
         if node.operator in ("CumSum", "ReduceSum") and context.solver.same(entries, zeros):
             return Tensor(shape, lambda index: 0)
