@@ -1,8 +1,8 @@
-"""What the parity grid expects of an artefact, the file that stores it, and the certificate of what
-is measured.
+"""The expected outputs of the parity grid, the reference file that stores them, and the certificate
+of measured errors.
 
-The file has float32 numbers: grid_inputs.py generates inputs from names, and shapes follow from the
-manifest. The live module gives the same outputs to an export.
+The file only has float32 numbers: grid_inputs.py generates inputs from names, and shapes are those
+of the manifest. An export takes the same outputs from the live module.
 
 Shapes: L tokens of a sequence, V numbers of an output.
 """
@@ -63,9 +63,9 @@ class Accuracy:
 
 
 def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] = None) -> Accuracy:
-    """Return the accuracy of an artefact on a provider, for a certificate. tolerance: given by the
-    user (`check_tolerance`): of the float32 form of an artefact that rounds, or of the provider's
-    outputs if that is not the CPU; None for that of the export. Raise ValueError if that is above
+    """Return the accuracy of an artefact on a provider, for a certificate. tolerance: a bound that
+    the user gives (`check_tolerance`), on the CPU for the float32 form of an artefact that rounds,
+    otherwise for the outputs; None for that of the export. Raise ValueError if that is above
     numerics.LIMIT.
     """
     accuracy = default_accuracy(reference)
@@ -85,7 +85,7 @@ def default_accuracy(reference: Reference) -> Accuracy:
 
 
 def check_tolerance(tolerance: Optional[float]) -> None:
-    """Raise ValueError unless a given tolerance is within 0 .. 1: zeros have an error of 1."""
+    """Raise ValueError unless a given tolerance is above 0 and below 1, the error of zeros."""
     if tolerance is not None and not 0 < tolerance < 1:
         rule = "tolerance to be above 0 and below 1"
         raise refusal("verify", rule, tolerance, "omit it for the default")
@@ -100,12 +100,12 @@ class Expected:
     """
 
     columns: np.ndarray  # indices of the compared numbers of an output [V]
-    case: Case  # of the larger of grid_inputs.BATCHES, whose rows have different starts
+    case: Case  # with the larger number of rows of grid_inputs.BATCHES, at different starts
     # By name of a cell, inputs and expected outputs [2,L,V], if the encoding has coordinates or the
     # model has segments
     attribute_cases: Dict[str, Tuple[AttributeCase, np.ndarray]]
     long: Optional[LongSequence]  # the long sequence; None if it is not run
-    # The same for the second output; empty if there is none
+    # Indices of the compared numbers of the second output; empty if there is none
     readout_columns: np.ndarray = field(default_factory=lambda: np.arange(0))
 
     def __post_init__(self) -> None:
@@ -126,7 +126,7 @@ class Measured:
     """Errors of the grid by name of a cell, and the checks beside the grid by name."""
 
     cells: Dict[str, float] = field(default_factory=dict)  # numerics.cell_error
-    # Tolerance of the cells whose tolerance is not that of the artefact.
+    # Tolerances of cells that have another one than the artefact.
     bounds: Dict[str, float] = field(default_factory=dict)
     failures: Dict[str, str] = field(default_factory=dict)  # message of the graph that failed
     checks: Dict[str, Check] = field(default_factory=dict)
@@ -159,7 +159,7 @@ def rounded_up(error: float) -> float:
 def certificate(
     ran: Union[Session, Model], accuracy: Accuracy, measured: Measured, quick: bool = False
 ) -> Proof:
-    """Return what was measured as a certificate of the manifest (artefact.certificate)."""
+    """Return the certificate of measured errors, in the form of the manifest."""
     content: Dict[str, Any] = {
         "tolerance": accuracy.stated,
         "provider": ran.provider,
@@ -175,7 +175,7 @@ def certificate(
 
 
 def machine_of(ran: Union[Session, Model]) -> str:
-    """Return the name of the processor or GPU, and the library of the graph with its version."""
+    """Return the names of the processor or GPU, and of the library that ran, with its version."""
     distribution = "torch" if ran.manifest.in_torch else "onnxruntime"
     device = machine.gpu() if ran.provider == "cuda" else machine.processor()
     described = f"{device}, {distribution}"
@@ -186,7 +186,7 @@ def machine_of(ran: Union[Session, Model]) -> str:
 
 
 def write(manifest: Manifest, expected: Expected, accuracy: Accuracy, folder: Path) -> Reference:
-    """Write the reference file, of all numbers of expected outputs that fit, into a folder."""
+    """Write the reference file to a folder, with as many numbers of expected outputs as fit."""
     case, long = expected.case, expected.long
     parts = [case.full, case.other_full[:, case.fork_at :]]
     parts += [full for _, full in expected.attribute_cases.values()]
@@ -205,8 +205,8 @@ def write(manifest: Manifest, expected: Expected, accuracy: Accuracy, folder: Pa
 
 
 def read(manifest: Manifest, folder: Path) -> Expected:
-    """Read the reference file of an artefact whose files were checked. Raise ValueError if it has
-    none, or one of another size or with numbers that are not finite.
+    """Read the reference file of an artefact whose files were checked. Raise ValueError if there is
+    none, or if it has another size or numbers that are not finite.
     """
     if manifest.reference is None or FILE_NAME not in manifest.files:
         remedy = "verify it against its module, or export again"
@@ -238,9 +238,9 @@ def read(manifest: Manifest, folder: Path) -> Expected:
 def _layout(
     manifest: Manifest, edges: Optional[Mapping[str, int]]
 ) -> List[Tuple[Tuple[int, ...], np.ndarray]]:
-    """Return the shape of each stored part without its last axis, and the indices of the stored
-    numbers of an output: all, or a pseudo-random selection of LARGEST bytes. edges: None without a
-    long sequence.
+    """Return for each stored part its shape without the last axis, and the indices of the stored
+    numbers of an output: all, or a pseudo-random selection, so that the file has at most LARGEST
+    bytes. edges: None without a long sequence.
     """
     length, rows = grid_inputs.length_of(manifest), max(grid_inputs.BATCHES)
     shapes: List[Tuple[int, ...]] = [(rows, length), (rows, length - length // 2)]
