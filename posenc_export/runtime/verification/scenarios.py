@@ -1,5 +1,5 @@
-"""What the parity grid consists of: cases, and scenarios, ways to divide a case into calls, all of
-which must give the outputs of one full pass.
+"""Cases and scenarios of the parity grid. A scenario is a way to divide a case into calls, which
+must give the outputs of one full pass.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ Run = Callable[..., Pairs]
 
 
 class Calls(Protocol):
-    """The calls of a Session that scenarios of rows with caches make. A graph that others wrote
-    answers them, too (auditing/session.py). Arguments are those of Session.
+    """The calls of a Session that scenarios of rows with caches make, with its arguments. Sessions
+    on graphs that others exported have them, too (auditing/session.py).
     """
 
     def prefill(self, *inputs: Any, **how: Any) -> np.ndarray: ...
@@ -185,7 +185,7 @@ def padded_around(session: Calls, case: Case) -> Pairs:
 
 
 def read_out_at_once(session: Session, case: Case) -> Pairs:
-    """Read all tokens, and compare the second output."""
+    """Read all tokens at once, and compare the second output."""
     assert case.readout is not None
     yield session.read_out(case.tokens, start=case.starts), case.readout
 
@@ -198,7 +198,7 @@ def read_out_of_padded(session: Session, case: Case) -> Pairs:
 
 
 class RowCursors:
-    """Reading positions of the rows of a case, which may advance by different numbers of tokens."""
+    """The next token of each row of a case; rows may advance by different numbers of tokens."""
 
     def __init__(self, session: Calls, case: Case) -> None:
         self.session, self.total = session, case.tokens.shape[1]
@@ -206,7 +206,7 @@ class RowCursors:
         self.at = [0] * len(case.tokens)
 
     def read(self, counts: Sequence[int], logits_to_keep: int = 0, **how: Any) -> Pairs:
-        """Feed up to counts[b] more tokens of row b; compares the last `logits_to_keep`, or all."""
+        """Feed up to counts[b] more tokens of row b. Compare the last `logits_to_keep` or all."""
         ends = [min(at + count, self.total) for at, count in zip(self.at, counts, strict=True)]
         if ends == self.at:
             return
@@ -278,8 +278,8 @@ def _shortened(case: Case) -> Sequence[np.ndarray]:
 
 
 def rewound_by_row(session: Calls, case: Case) -> Pairs:
-    """Rewind each row by another count; rows rewound to the fork take the other ending: all but the
-    last, or the only one.
+    """Rewind each row by another count. All rows but the last, or the only row, are rewound to the
+    fork or before, and take the other ending.
     """
     cursors, count = RowCursors(session, case), len(case.tokens)
     last = max(count - 1, 1)
@@ -295,7 +295,7 @@ def rewound_by_row(session: Calls, case: Case) -> Pairs:
 
 
 def admitted(session: Session, case: Case) -> Pairs:
-    """Admit rows one by one, retire them in another order, and admit one when all have gone."""
+    """Admit rows one by one, retire them in another order, and admit a row when all are gone."""
     total = case.tokens.shape[1]
     running, at = [0], [min(5, total)]
     yield session.prefill(case.tokens[:1, : at[0]], **case.beginning(0, 1)), case.full[:1, : at[0]]
@@ -354,7 +354,7 @@ def of_whole_calls(length: int) -> List[Scenario]:
 
 def of_caches(length: int) -> List[Scenario]:
     """Return the scenarios for sequences of `length` tokens in a model with caches: one of each
-    kind of call. That all numbers of new and cached tokens are alike is proved (claims.py).
+    kind of call. Other numbers of new and cached tokens are left to proofs (claims.py).
     """
     one = Scenario("past middle, new 1", split(length // 2, 1), Level.LOAD)
     several = (Scenario("rewind by row", rewound_by_row), Scenario("fork", forked))
