@@ -1,10 +1,9 @@
-"""Values of a graph as the solver z3 knows them, and questions to it: whether facts hold in a call,
-and in which one of the smallest.
+"""Values of a graph as formulas of the solver z3, and questions to it: whether facts hold in any
+call, and in which smallest one.
 
 A tensor is its shape and a function that returns the entry at an index, so that one formula holds
-for all sizes. Entries are integers, truth values and floating-point numbers: real numbers beside
-whether they are -inf. Integers of the graph are unbounded here; claims.py bounds them with claims
-of their own.
+for all sizes. Entries are integers, truth values, and floating-point numbers: real numbers with a
+flag for -inf. Integers are unbounded here; claims.py proves bounds where casts need them.
 """
 
 from contextlib import contextmanager
@@ -21,10 +20,10 @@ from posenc_export.runtime.verification.integer_graph import FLOATS
 from posenc_export.shared.places import Operations
 
 HIDDEN = -1e29  # scores of hidden keys are -inf, or -1e30 where a softmax over -inf would be NaN
-Index = Sequence[Any]  # of an entry: an int or an integer of z3 for each axis
-Operator = Callable[..., "Tensor"]  # of a translation, a node, and its inputs
-UNANSWERED = "(set-info :status unknown)"  # of a question as z3 writes it
-EFFORT = 16_000_000  # of the solver for a claim, some 4 s, in its own unit
+Index = Sequence[Any]  # index of an entry: an int or an integer of z3 for each axis
+Operator = Callable[..., "Tensor"]  # takes a translation, a node, and its inputs
+UNANSWERED = "(set-info :status unknown)"  # line of a question that z3 writes
+EFFORT = 16_000_000  # limit of the solver for a question, in its own unit; some 4 s
 FEW = 64  # entries of a constant that are written out
 STEPS = 512  # changes of an integer along a constant of one axis that are written out
 TYPES = {1: "float", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "double", 16: "bfloat16"}
@@ -33,7 +32,7 @@ TYPES = {1: "float", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "doub
 class Score(NamedTuple):
     """A floating-point number."""
 
-    value: Any  # a real number of z3; of no meaning if it is hidden
+    value: Any  # a real number of z3; without meaning if it is hidden
     hidden: Any = False  # whether it is below HIDDEN, a bool or a truth value of z3
 
 
@@ -46,8 +45,8 @@ class Tensor:
             number of Python, or a Score.
 
     Attributes:
-        made: as `at`, whose results are kept.
-        source: whose entries it has, in their order, with other sizes; None for no such tensor.
+        made: the function `at`; the method of this name keeps its results.
+        source: a tensor with the same entries in the same order, which this one reshapes, or None.
     """
 
     source: Optional["Tensor"] = None
@@ -67,10 +66,10 @@ class Tensor:
 
 
 class Untranslated(Exception):
-    """A value that is not translated, or a question that is not decided, with the reason."""
+    """The reason why a value is not translated, or a question not decided."""
 
 
-# What a graph raises here that no runtime would take, too.
+# Errors of a translation, also of graphs that no runtime would load.
 MALFORMED: Tuple[Any, ...] = (
     Untranslated,
     ArithmeticError,
@@ -168,13 +167,13 @@ def alike(x: Any, y: Any) -> bool:
 
 
 class Solver:
-    """What is assumed of calls, and what follows from it.
+    """Facts that are assumed of calls, and questions about what follows from them.
 
     Args:
-        log: a folder that gets each question, with its answer, in SMT-LIB 2.
+        log: folder for the questions, with their answers, in SMT-LIB 2.
 
     Attributes:
-        assumed: what holds for sizes, and for each value of a function that was asked for.
+        assumed: facts about sizes, and about each value of a function that was used so far.
     """
 
     def __init__(self, log: Optional[Path] = None) -> None:
@@ -183,7 +182,7 @@ class Solver:
         self._bounded: Dict[int, Any] = {}
 
     def function(self, name: str, promise: Callable[..., Any]) -> Any:
-        """Return a function of integers, of which `promise` holds wherever it is asked for."""
+        """Return a function of integers. promise: a fact that is assumed for each value in use."""
         of = z3.Function(name, *[z3.IntSort()] * (promise.__code__.co_argcount - 1), z3.IntSort())
 
         def at(*index: Any) -> Any:
@@ -197,7 +196,7 @@ class Solver:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Forget what is assumed within it."""
+        """Drop facts at the end of the context that were assumed within it."""
         assumed, bounded = list(self.assumed), dict(self._bounded)
         try:
             yield
@@ -223,8 +222,8 @@ class Solver:
         return self.smallest((), *facts)
 
     def smallest(self, sizes: Sequence[Any], *facts: Any) -> Optional[z3.ModelRef]:
-        """As `model`, with the smallest of each of the sizes, the first ones before the others, as
-        far as the solver decides it.
+        """As `model`, with sizes as small as the solver can decide; the first size is minimized
+        first.
         """
         solver, result = self._checked(facts)
         if result != z3.sat:
@@ -235,7 +234,7 @@ class Solver:
             while low < high:
                 middle = (low + high) // 2
                 found = solver.check(size <= middle)
-                if found == z3.unknown:  # a larger call is a counterexample, too
+                if found == z3.unknown:  # the call found so far is a counterexample, too
                     return model
                 if found == z3.sat:
                     model = solver.model()
@@ -276,11 +275,11 @@ class Translation:
     """The values of nodes.
 
     Args:
-        tensors: by name, of inputs; values are added to them.
+        tensors: by name, of inputs; those of nodes are added.
         constants: of the graph.
         folder: of the external data of the graph.
-        sums: known results of CumSum, ReduceSum, ReduceMax and ReduceMin: operator, what is added
-            up, and the result.
+        sums: known results of CumSum, ReduceSum, ReduceMax and ReduceMin: operator, input and
+            result.
         solver: answers questions on the calls.
         operators: translate nodes, by type (operators.py).
     """
@@ -291,12 +290,12 @@ class Translation:
     sums: Sequence[Tuple[str, Tensor, Tensor]]
     solver: Solver
     operators: Dict[str, Operator]
-    # Functions without a definition, which a counterexample may choose other than the graph does
+    # Functions without a definition, for which a counterexample may choose other numbers
     free: Dict[str, Any] = field(default_factory=dict)
     reasons: Dict[str, str] = field(default_factory=dict)  # why a value is not translated
 
     def get(self, name: str) -> Tensor:
-        """Return a value. Raise Untranslated if it has none."""
+        """Return the tensor of a value. Raise Untranslated if it was not translated."""
         if name not in self.tensors and name in self.constants:
             self.tensors[name] = self._constant(self.constants[name])
         if name not in self.tensors:
@@ -304,7 +303,7 @@ class Translation:
         return self.tensors[name]
 
     def run(self, nodes: Sequence[Node]) -> None:
-        """Translate nodes in order, and note the reason where one is not."""
+        """Translate nodes in order, and record the reason for those that cannot be translated."""
         for node in nodes:
             operator = self.operators.get(node.operator)
             try:
@@ -332,7 +331,7 @@ class Translation:
         def at(index: Index) -> Any:
             if all(isinstance(i, int) for i in index):
                 pairs = zip(index, numbers.shape, strict=True)
-                inside = all(0 <= i < size for i, size in pairs)  # else it is not chosen
+                inside = all(0 <= i < size for i, size in pairs)  # others are not chosen
                 return numbers[tuple(index)].item() if inside else 0
             if steps is not None and (steps == steps[0]).all():
                 return listed[0].item() + steps[0].item() * index[axes[0]]
@@ -351,8 +350,8 @@ class Translation:
         return Tensor(numbers.shape, at)
 
     def undefined(self, name: str, arguments: Sequence[Any], kind: str = "f") -> Any:
-        """Return the value of a function without a definition for integers or real numbers; kind:
-        of the value, as numpy's."""
+        """Return the value of a function without a definition for integers or real numbers. kind:
+        kind of its dtype, as in numpy."""
         sorts = [z3.RealSort() if z3.is_real(a) else z3.IntSort() for a in arguments]
         of = {"f": z3.RealSort(), "b": z3.BoolSort()}.get(kind, z3.IntSort())
         self.free.setdefault(name, z3.Function(name, *sorts, of))
