@@ -1,7 +1,7 @@
 """Read the graph of a torch.export program as nodes of ONNX, for the check "indices".
 
-What positions and sizes determine is written as nodes that compute the same for every call. Other
-operators keep their names, and are no part of what is proved. Sizes are tensors of shape [1].
+Operators that positions and sizes determine become nodes that compute the same in every call. The
+others keep their names, and nothing is proved of them. Sizes are tensors of shape [1].
 """
 
 import operator
@@ -23,9 +23,9 @@ CODES = {name: code for code, name in TYPES.items()}  # TensorProto.DataType
 # Names that ONNX has for operators on computed numbers
 NAMES = {"embedding": "Gather", "gather": "GatherElements", "linear": "Gemm", "matmul": "MatMul"}
 NAMES |= {"scaled_dot_product_attention": "Attention", "softmax": "Softmax"}
-MEMORY = "memory"  # stands for what an operator writes to: no part of what is proved
-WRITES = {"index_put_": "values", "index_copy_": "source"}  # the argument that is written
-Arguments = Mapping[str, Any]  # of an operator, by name in its schema
+MEMORY = "memory"  # stands for a tensor that an operator writes to, of which nothing is proved
+WRITES = {"index_put_": "values", "index_copy_": "source"}  # argument with the new numbers
+Arguments = Mapping[str, Any]  # arguments of an operator, by name in its schema
 
 
 def part_of_program(folder: Path, manifest: Manifest) -> IntegerPart:
@@ -54,24 +54,24 @@ def part_of_program(folder: Path, manifest: Manifest) -> IntegerPart:
 
 
 class Program:
-    """The nodes of a program, written in their order. Operands are names, numbers, lists and arrays
-    of numbers, and nodes of the program.
+    """Writes the nodes of a program in order as nodes of ONNX. Operands are names, numbers, lists
+    and arrays of numbers, and nodes of the program.
 
     Attributes:
-        graph: nodes of ONNX; of stored tensors, names and shapes.
-        names: of the results of nodes.
+        graph: the nodes of ONNX, and names and shapes of stored tensors.
+        names: names of the results, by node of the program.
     """
 
     def __init__(self) -> None:
         self.graph, self.names = Nodes(opsets={"": OPSET}), dict[Any, List[str]]()
         self._inputs: Dict[str, Any] = {}  # nodes by name
-        self._stored: Dict[Any, Any] = {}  # by node, what is the same in every call
+        self._stored: Dict[Any, Any] = {}  # by node, results that are the same in every call
         self._whole: Set[Any] = set()  # nodes that positions and sizes determine
-        self._known: Dict[str, List[str]] = {}  # outputs of nodes that compute the same
+        self._known: Dict[str, List[str]] = {}  # outputs by node, to write equal nodes once
         self._place = ""  # begins the names of results
 
     def store(self, node: Any, name: str, result: Any) -> None:
-        """Add a node whose result, tensors, is the same in every call."""
+        """Add a node whose result is the same in every call."""
         self._stored[node] = result
         self._whole.add(node)
         if hasattr(result, "dim"):
@@ -104,7 +104,7 @@ class Program:
         return part
 
     def add(self, node: Any) -> None:
-        """Add a node. Raise Untranslated for an operator that is not known, but may matter."""
+        """Add a node. Raise Untranslated for an unknown operator on sizes, or that writes."""
         from torch.fx.node import map_arg
 
         target, read = node.target, {*node.all_input_nodes}
@@ -144,7 +144,7 @@ class Program:
         return self.nodes(NAMES.get(name, name), count, *tensors, **plain)
 
     def _changed(self, name: str, a: Arguments) -> str:
-        """Write that a cache gets new slots, and return the name of it."""
+        """Write the update of a cache by an operator, and return the name of the new cache."""
         if name not in WRITES or a.get("accumulate"):
             raise Untranslated(f"operator {name}, which writes")
         memory, tokens = a["self"], next(iter(self._inputs.values()))
@@ -157,7 +157,7 @@ class Program:
         sizes = self.sizes([self.size(tokens, axis) for axis in (0, 1)])
         self.node(name, MEMORY, rows, self.node("Expand", columns, sizes))
         source = memory
-        while source.op != "placeholder":  # it is a view of a cache
+        while source.op != "placeholder":  # memory may be a view of a cache
             source = source.args[0]
         views = source is not memory or any(map(self._is_view, memory.users))
         if source in self._stored or views and source in self._whole:
@@ -170,7 +170,7 @@ class Program:
         return made
 
     def _is_view(self, node: Any) -> bool:
-        """Return whether a node that was written has the memory of what it reads."""
+        """Return whether a node that was written is a view of its input."""
         return node in self.names and any(x.alias_info for x in node.target._schema.returns)
 
     def name(self, x: Any) -> str:
@@ -227,7 +227,7 @@ def is_node(x: Any) -> bool:
 
 
 def value(x: Any) -> Any:
-    """Return an operand, or what a program says of the result of a node: a tensor without numbers,
+    """Return an operand, or the result of a node that the trace recorded: a tensor without numbers,
     a size, or None.
     """
     return x.meta.get("val") if is_node(x) else x
@@ -249,14 +249,14 @@ def element(dtype: Any) -> str:
     return onnx_parts.ELEMENTS.get(name, name)
 
 
-# Returns the name of the result of an operator, of which dtype and rank are given; None if these
-# arguments make it another one.
+# Takes a program, arguments of an operator, and its result without numbers. Returns the name of the
+# result, or None if it does not write an operator with these arguments.
 Writer = Callable[[Program, Arguments, Any], Optional[str]]
 
 
 def _direct(text: str) -> Writer:
-    """Return a writer of one node: an operator of ONNX and names of arguments, with ~ in the type
-    of the result, and with = in the type that both have in common.
+    """Return a writer of one node. text: an operator of ONNX and names of arguments. ~ casts an
+    argument to the type of the result, and = casts two to their common type.
     """
     operator, *names = text.split()
 
@@ -345,7 +345,7 @@ def _padded(p: Program, a: Arguments, y: Any) -> Optional[str]:
     return p.node("Pad", a["self"], p.sizes(pads), fill, axes)
 
 
-# Operators of ONNX by the names that torch and, of whole numbers, the module operator have
+# Operators of ONNX by their names in torch, and in the module `operator` for whole numbers
 COMPARED = {"ge": "GreaterOrEqual", "gt": "Greater", "le": "LessOrEqual", "lt": "Less"}
 COMPARED["eq"] = "Equal"
 ARITHMETIC = {"add": "Add", "sub": "Sub", "mul": "Mul"}
