@@ -81,7 +81,7 @@ def carried(
     """Find the weights of a model that the rounded constants of a graph are.
 
     Args:
-        weights: by name, format, source and role, as of unrounded.Weight.
+        weights: by name, the fields of unrounded.Weight: format, source and role.
         numbers: by name, what a constant stands for.
     """
     stored, result = slots(model), Carried()
