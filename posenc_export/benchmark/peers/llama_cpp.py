@@ -69,7 +69,7 @@ class LlamaCppSession(CallSession):
     def __init__(self, path: Path, manifest: Manifest, threads: int, batch: int) -> None:
         silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
-        self._silent = silent  # which the library calls as long as it lives
+        self._silent = silent  # kept, since llama.cpp goes on calling it
         options: Dict[str, Any] = {
             "n_ctx": manifest.max_positions * batch, "n_seq_max": batch, "n_threads": threads,
             "n_threads_batch": threads, "n_batch": CHUNK * batch, "n_ubatch": UBATCH,
