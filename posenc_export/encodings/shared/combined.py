@@ -42,8 +42,8 @@ class Coordinates(NamedTuple):
 
 
 def coordinates_of(parts: Sequence[PositionEncoding]) -> Coordinates:
-    """What encodings read; it must be the same for all of them, except that some that act on tokens
-    may read positions beside others that read coordinates. ValueError: other differences.
+    """Return the coordinates that encodings read. All must read the same ones, but if all act on
+    tokens alone, some may read positions and others coordinates. ValueError: other differences.
     """
     on_tokens, turning = ("embed", "embed_next"), ("rotate",)
     readers = [p for p in parts if p.grid_bias or overrides(p, *on_tokens, *turning)]
