@@ -34,7 +34,7 @@ class ALiBi(PositionEncoding):
     above = {"max_bias": 0, "scale": 0}
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        """Positions [B,S], [B,T] to [B,H,S,T] float32; if causal, arbitrary after the query."""
+        """Return biases [B,H,S,T] float32; if causal, those of later keys are arbitrary."""
         bias = ops.distances(q_positions, k_positions) * self.slopes.rows.view(-1, 1, 1)
         # Distances are j - i: below 0 for earlier keys, and a causal mask hides later ones.
         return bias if self.causal else -bias.abs()
@@ -61,7 +61,7 @@ class ALiBi(PositionEncoding):
 
 
 def _slopes(count: int, max_bias: float) -> np.ndarray:
-    """Slopes [count]: of the next lower power of two, then every other of twice that power."""
+    """Return the slopes of `count` heads, as ALiBi documents them."""
     below = 2 ** int(math.log2(count))
     further = np.arange(1, 2 * below, 2) / (2 * below)
     exponents = np.concatenate((np.arange(1, below + 1) / below, further))
