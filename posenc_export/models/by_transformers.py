@@ -234,7 +234,7 @@ class TransformersModel(torch.nn.Module):
         mask: Optional[Tensor] = None,
         **options: Any,
     ) -> Any:
-        """Return the outputs of the model; of a decoder, without memory those for one token."""
+        """Return the outputs of the model. memory: encoder outputs; None for a token of zeros."""
         options |= self.options
         if not self.memory:
             return self.model(input_ids=ids, **options)
@@ -570,7 +570,7 @@ def _class(values: Mapping[str, Any], config: Any, head: bool) -> Tuple[Any, boo
 
 
 def _serves(kind: Any, config: Any) -> bool:
-    """Return whether transformers uses a class of another type for a configuration."""
+    """Return whether an auto class of transformers maps the model_type of a config to a class."""
     from transformers.models.auto import modeling_auto
 
     mappings = [
