@@ -1,5 +1,5 @@
-"""The two parts of a model of transformers with encoder and decoder, which keys and values of the
-decoder's layers connect.
+"""Encoder-decoder models of transformers as two parts. The encoder's part gives the keys and values
+that the layers of the decoder read.
 """
 
 import functools
@@ -15,7 +15,7 @@ OWN = "build the model in Python and give it to export_model"
 
 
 class Numbers(torch.nn.Module):
-    """A part of the numbers of each token, in place of a linear layer that gives them."""
+    """A slice of the numbers of each token, in place of a linear layer that computes them."""
 
     def __init__(self, begin: int, end: int) -> None:
         super().__init__()
