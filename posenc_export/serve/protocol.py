@@ -10,7 +10,7 @@ from posenc_export.serve.requests import Limits, refused
 
 MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings of a request, and characters of each
 MOST_LOGPROBS = 20  # most probable tokens that a request can ask for
-CHARACTERS = 64  # most of a prompt for each of its tokens
+CHARACTERS = 64  # limit of the characters of a prompt, for each token that it may have
 LEAST = -9999.0  # OpenAI's number for the logarithm of a probability of 0
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 FAST = Field(fail_fast=True)  # otherwise each of 100,000 wrong items takes time
