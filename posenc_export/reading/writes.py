@@ -46,8 +46,8 @@ def _shown(node: Node) -> Optional[Node]:
 
 
 def _function(target: Any) -> Any:
-    """Return the function of an operator that writes, such as add.Tensor of add_.Tensor, or
-    __or__.Tensor of __ior__.Tensor, if any.
+    """Return the operator that computes the same as one that writes, without the write: add.Tensor
+    for add_.Tensor, __or__.Tensor for __ior__.Tensor. None if there is none.
     """
     name, overload = target._schema.name.split("::")[1], target._overloadname
     plain = name.replace("__i", "__") if name.startswith("__i") else name.removesuffix("_")
