@@ -65,7 +65,7 @@ class Window(NamedTuple):
 
     @classmethod
     def of(cls, manifest: Manifest, provider: str, rewind: int) -> "Window":
-        """Return the window of a graph. Caches are shorter where that was measured: on the CPU."""
+        """Return the window of a graph; size 0 off the CPU, where all caches hold all tokens."""
         size = max([state.window for state in manifest.states], default=0)
         if not size or provider != "cpu":
             return cls()
