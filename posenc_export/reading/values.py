@@ -205,7 +205,7 @@ class Values:
         if roles is not None and packet(node) in SHAPED:
             place = SHAPED[packet(node)]
             sizes = shape_of(roles, counts)
-            if place == 0:  # a new value is broadcast over an open number of keys
+            if place == 0:  # a new tensor gets size 1 for an open number of keys, to broadcast
                 sizes = [1 if isinstance(size, int) and size < 0 else size for size in sizes]
             arguments = [*arguments[:place], sizes, *arguments[place + 1 :]]
         return operator(*arguments, **named)
