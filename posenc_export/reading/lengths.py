@@ -255,8 +255,8 @@ class Lengths(torch.nn.Module):
 
     def _check_prefix(self, node: Node, roles: Roles, lengths: Sequence[int]) -> None:
         """Check that the value at a shorter length is the beginning of that at the longest length.
-        If not, the output of the module must be: differences of several values may cancel, as in
-        xPos with exponents from the middle. Then all values are those of the longest length.
+        Otherwise compare outputs of the module instead: differences of several values may cancel,
+        as in xPos with exponents from the middle. All values are then of the longest length.
         """
         longest, *others = lengths
         whole = self.graph.at(node, longest)
