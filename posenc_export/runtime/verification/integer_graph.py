@@ -1,5 +1,5 @@
-"""Cut the integer part out of an ONNX graph: the nodes that positions, lengths and sizes determine,
-which the check "indices" proves.
+"""Cut the integer part out of an ONNX graph: the nodes that positions, lengths and sizes determine.
+The check "indices" proves claims on their values.
 """
 
 import re
