@@ -116,8 +116,8 @@ def _stated(model: Any) -> Iterator[Tuple[str, int]]:
 def expected_outputs(
     model: Model, manifest: Manifest, long: bool = True, say: Progress = silent
 ) -> Expected:
-    """Return the expected outputs of a model in the artefact's dtype. long: also compute those of
-    the long sequence (runtime/verification/grid_inputs.py); say: reports how many tokens are read.
+    """Return the expected outputs of an artefact, which its model computes in float32. long: also
+    compute those of the long sequence (grid_inputs.py). say: reports how many tokens are read.
     """
     session = eager_session(model, grid_inputs.length_of(manifest))
     edges = indices_of(edges_of(model), manifest)
