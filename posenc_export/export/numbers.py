@@ -181,7 +181,7 @@ FORMS: Mapping[str, Form] = {
     "padded": with_zeros,
     **{dtype: _cast(dtype) for dtype in ("float16", "bfloat16")},
 }
-# Forms of two constants, with parts of their names.
+# Forms that join two constants, by the end of a name: what it has in the first, what in the second.
 PAIRS: Mapping[str, Tuple[str, str, Callable[..., Optional[np.ndarray]]]] = {
     "alternating": (".gates", ".ups", _alternating),
     "turns": (".first.", ".second.", _turns),
