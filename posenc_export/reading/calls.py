@@ -342,7 +342,7 @@ class Calls(torch.nn.Module):
             new = new if new.is_floating_point() else new.to(torch.float32)
             if self.clears_padding:
                 new = torch.where(call.positions.ge(0)[:, :, None, None], new, torch.zeros(()))
-            if self.after:  # bidirectional: the tokens of a call are all
+            if self.after:  # bidirectional: a call has all tokens, and nothing is cached
                 call.cached[cached] = new.transpose(1, 2)
             else:
                 past = call.states[self.kept.index(cached)]
