@@ -143,7 +143,7 @@ def _lengths(capture: Capture, more: Sequence[int]) -> Tuple[List[str], Set[int]
     for length in lengths if capture.gives_last_token else lengths[:-1]:
         try:
             y = capture.own(x[:, :length])
-        except Exception as error:  # whatever forward raises; such a length is no promise
+        except Exception as error:  # whatever forward raises; it may refuse short sequences
             if length > capture.least:
                 return [f"raises {type(error).__name__} at {length} tokens: {error}"], tried
             continue
