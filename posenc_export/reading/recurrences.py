@@ -16,7 +16,7 @@ from posenc_export.reading.whole import OneTensor, count_numbers, of_length
 
 ROWS, LENGTHS = (3, 5, 11, 47, 53), (7, 9, 13, 17, 19, 23, 29, 31, 37)  # of the traces
 TRACES = 3  # as many show how numbers depend on rows and tokens
-PROVED = (1, 2, 33, 64, 65, 130, 257)  # tokens for which a module is called again
+PROVED = (1, 2, 33, 64, 65, 130, 257)  # numbers of tokens for which the result is compared
 
 
 def recurrences(plain: OneTensor, x: Tensor, most: int) -> Joined:
