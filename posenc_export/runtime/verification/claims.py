@@ -252,8 +252,8 @@ class Claims:
         return any(state.window and state.past == past for state in self.manifest.states)
 
     def _declared(self, layers: Sequence[int], of_pairs: bool) -> List[str]:
-        """Return the rules of rows that encodings of tokens and of some layers declare, or of all
-        layers if `layers` is empty.
+        """Return the rules that encodings of tokens and of some layers declare for rows of tables;
+        those of all layers if `layers` is empty. of_pairs: rules of a query and a key.
         """
         chosen = [rules for _, rules in self._layers(layers)]
         rules = dict.fromkeys([*(rule for of in chosen for rule in of), *self.places.tokens])
