@@ -163,8 +163,8 @@ class Runner:
         return rows.with_window_room(part, counts) if caches.window.size else rows
 
     def run_chunk(self, rows: Rows, tokens: RowTokens, outputs: np.ndarray) -> Rows:
-        """Run the graph for some rows, for which there is room, once or once per row, write the
-        outputs of requested ones to `outputs` [n,C,*], and return the rows after the call.
+        """Run the graph on tokens of some rows, which have room for them, as `runs` divides them.
+        Write the requested outputs to `outputs` [n,C,*], and return the rows after the call.
         """
         length, caches, turn = rows.length, rows.caches, rows.turn
         counts, by_columns = tokens.counts, caches.by_columns
