@@ -452,7 +452,7 @@ class Calls(torch.nn.Module):
             if node not in self.in_full:
                 try:
                     return self.values.call(node, inputs, counts, step.sizes, step.roles)
-                except RuntimeError:  # raised by torch where one row does not stand for all
+                except RuntimeError:  # raised by torch if values of one row must be repeated
                     self.in_full.add(node)
             for place, (other, read) in enumerate(zip(inputs_of(node), step.reads, strict=True)):
                 of_one = self.kind[other] == "length" and apart[place] is None
