@@ -67,7 +67,7 @@ class Program:
         self._inputs: Dict[str, Any] = {}  # nodes by name
         self._stored: Dict[Any, Any] = {}  # by node, results that are the same in every call
         self._whole: Set[Any] = set()  # nodes that positions and sizes determine
-        self._known: Dict[str, List[str]] = {}  # outputs by node, to write equal nodes once
+        self._known: Dict[str, List[str]] = {}  # outputs by text of a node: equal ones are one
         self._place = ""  # begins the names of results
 
     def store(self, node: Any, name: str, result: Any) -> None:
