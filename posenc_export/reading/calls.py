@@ -224,7 +224,7 @@ class Calls(torch.nn.Module):
         """Register the constants of the graph, and what is computed from them alone."""
         self.weight_names: Dict[Node, str] = {}
         read = {other for node in self.order for other in inputs_of(node)}
-        read |= set().union(*(self._behind(plan) for plan in self.plans.values()), set())
+        read |= set().union(*(self._read_by(plan) for plan in self.plans.values()), set())
         for node in self.values.nodes:
             if self.kind[node] != "const" or self._rearranges(node):
                 continue
@@ -238,11 +238,11 @@ class Calls(torch.nn.Module):
             self.weight_names[node] = name
         self.operators.given = self.given
 
-    def _behind(self, plan: Any) -> Set[Node]:
+    def _read_by(self, plan: Any) -> Set[Node]:
         """Return the nodes that a plan reads, with those of the plans within it."""
         found = set(inputs_of(plan.node)) if hasattr(plan, "node") else set()
         inner = [getattr(plan, "inside", None), *getattr(plan, "inputs", ())]
-        return found.union(*(self._behind(other) for other in inner if other is not None))
+        return found.union(*(self._read_by(other) for other in inner if other is not None))
 
     def _rearranges(self, node: Node) -> bool:
         """Return whether a node only rearranges a weight, which is done again in each call."""
