@@ -12,7 +12,7 @@ from posenc_export.runtime.artefact.destinations import Form
 from posenc_export.shared.tables import aligned, counted
 
 SCHEMA = 6
-# Of files that a report may replace: the first keys of its JSON, and the title of its page.
+# How files begin that a report may replace: JSON with these keys, or a page with this title.
 JSON = Form("bench", b'"machine": {\n  "processor": ')
 HTML = Form("bench", b"<title>posenc benchmark</title>")
 UNSTEADY = 3.0  # p90 / p10, above which a time is marked
