@@ -147,5 +147,5 @@ def _files(path: Path) -> List[Path]:
 
 
 def _whole(file: Path) -> str:
-    """Return the name of a file without its number among those into which it was split."""
+    """Return the name of a file; of parts such as NAME-00001-of-00002, all have the same one."""
     return re.sub(r"-\d{5}(-of-\d{5})$", r"\1", file.stem)
