@@ -52,7 +52,7 @@ class Chosen(torch.nn.Module):
 
 
 def halves(both: Tensor, step: int) -> Sequence[Tensor]:
-    """Return gates and ups in the last axis: the two halves, or with step 2 in turn."""
+    """Split the last axis into gates and ups: its halves, or with step 2 every other entry."""
     return both.chunk(2, -1) if step == 1 else (both[..., ::2], both[..., 1::2])
 
 
