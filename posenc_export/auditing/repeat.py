@@ -103,7 +103,9 @@ def program(
 def _compared(
     session: ForeignSession, cell: Cell, place: int
 ) -> Tuple[np.ndarray, np.ndarray, float]:
-    """Run a cell up to a token. Return its outputs, those of the reference, and the largest."""
+    """Run a cell up to a token. Return the token's outputs, the expected ones, and the largest
+    expected output of the call.
+    """
     session.reset()
     for actual, expected in cell.pairs(session):
         own, right = (array.reshape(-1, array.shape[-1]) for array in (actual, expected))
