@@ -84,10 +84,9 @@ def headlines(rows: Sequence[Row], baseline: str = "") -> List[str]:
         texts: Dict[str, List[str]] = {}
         for row, times in zip(at_ends, ratios(at_ends, baseline or fastest), strict=True):
             if times is not None:
-                apart = not times.low <= 1.0 <= times.high
-                said = (
-                    f"{times}" if apart else f"no clear difference {str(times).partition(' ')[2]}"
-                )
+                said = str(times)
+                if times.low <= 1.0 <= times.high:
+                    said = f"no clear difference {said.partition(' ')[2]}"
                 texts.setdefault(row.contestant, []).append(said)
         if texts:
             where, reference = " and ".join(map(str, ends)), baseline or fastest

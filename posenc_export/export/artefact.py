@@ -3,7 +3,7 @@
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import Dict, Iterable, List, Optional, Sequence, Union
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -18,7 +18,7 @@ from posenc_export.export.read_module import ReadAs, ReadModule
 from posenc_export.export.sources import Sources, check_half, in_dtype
 from posenc_export.export.targets import WRITERS
 from posenc_export.export.trace import Source
-from posenc_export.export.verify import VerificationError, Written, check_written
+from posenc_export.export.verify import VerificationError, check_written
 from posenc_export.models.block import AttentionBlock
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
@@ -30,7 +30,7 @@ from posenc_export.runtime.artefact.schema import TARGETS
 from posenc_export.runtime.artefact.tokenizer import check_tokenizer
 from posenc_export.runtime.verification import proof
 from posenc_export.runtime.verification.grid_inputs import grid_of
-from posenc_export.runtime.verification.proof import Accuracy
+from posenc_export.runtime.verification.proof import Accuracy, Expected
 from posenc_export.shared.progress import Progress
 from posenc_export.shared.refusal import refusal
 
@@ -204,14 +204,13 @@ def _make(
     if options.tolerance is not None:
         accuracy = accuracy.with_stated(options.tolerance)
         accuracy = dataclasses.replace(accuracy, fixed=True)
-    written = _written(source, described, folder, accuracy, options)
-    manifest = written[0]
+    manifest, expected, compared = _written(source, described, folder, accuracy, options)
     manifests.write(manifest, folder)
     if options.size is not None:
         mixed.check_written(manifest, options.size)
     if not options.verify:
         return manifest
-    manifest = check_written(folder, source, written, accuracy, options)
+    manifest = check_written(folder, source, manifest, expected, compared, accuracy, options)
     if accuracy.rounds and ("float32" in dtypes or (options.weights and manifest.certificate)):
         options.say(f"{target}: measuring the loss against float32")
         inputs = read._replace(model=sources.of("float32").model)
@@ -222,9 +221,10 @@ def _make(
 
 def _written(
     source: Source, described: Manifest, folder: Path, accuracy: Accuracy, options: ExportOptions
-) -> Written:
-    """Write the files of an artefact to a new folder, without the manifest. ValueError: the target
-    cannot represent the module, as when torch cannot compile code of others.
+) -> Tuple[Manifest, Expected, Check]:
+    """Write the files of an artefact to a new folder, without the manifest. Return the manifest,
+    the outputs of the module, and the comparison of constants with the module. ValueError: the
+    target cannot represent the module, as when torch cannot compile code of others.
     """
     folder.mkdir(parents=True)
     try:

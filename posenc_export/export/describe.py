@@ -152,14 +152,8 @@ def trace_inputs(
         values.append(states.pop(0))
     states += [(_own(manifest, value.dtype), value.axes) for value in manifest.encoder]
     arguments, caches = ([_example(*part) for part in parts] for parts in (values, states))
-    shapes, dynamic = (
-        [
-            {i: dim(axis) for i, axis in enumerate(axes) if isinstance(axis, str)}
-            for _, axes in parts
-        ]
-        for parts in (values, states)
-    )
-    return (*arguments, caches), (*shapes, dynamic)
+    of_arguments, of_caches = ([_dynamic(axes, dim) for _, axes in p] for p in (values, states))
+    return (*arguments, caches), (*of_arguments, of_caches)
 
 
 def _own(manifest: Manifest, dtype: str) -> str:
@@ -170,6 +164,10 @@ def _own(manifest: Manifest, dtype: str) -> str:
 def _example(dtype: str, axes: Tuple[Axis, ...]) -> Tensor:
     sizes = [SIZES[axis] if isinstance(axis, str) else axis for axis in axes]
     return torch.ones(sizes, dtype=getattr(torch, dtype))
+
+
+def _dynamic(axes: Tuple[Axis, ...], dim: Callable[[str], Any]) -> Dict[int, Any]:
+    return {index: dim(axis) for index, axis in enumerate(axes) if isinstance(axis, str)}
 
 
 def describe(model: Model, target: str, signature: str) -> Manifest:

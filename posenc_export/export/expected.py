@@ -5,6 +5,7 @@ compared, how far a correct artefact may be from them, and their errors against 
 import copy
 import math
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -16,6 +17,7 @@ from posenc_export.export.describe import Model, eager
 from posenc_export.export.quantization.formats import format_of
 from posenc_export.export.read_module import ReadModule, as_model
 from posenc_export.export.sources import in_dtype
+from posenc_export.export.trace import Source
 from posenc_export.models.config_json import widest
 from posenc_export.models.parts import build
 from posenc_export.models.whole_pass import encodings_in, exact_pass
@@ -26,16 +28,12 @@ from posenc_export.runtime.session.caches import WINDOW_ROOM
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.session.session import REWIND, Session
 from posenc_export.runtime.verification import grid_inputs
-from posenc_export.runtime.verification.grid_inputs import (
-    BESIDE,
-    encoder_rows,
-    fill_length,
-)
+from posenc_export.runtime.verification.grid_inputs import BESIDE, encoder_rows, fill_length
 from posenc_export.runtime.verification.measuring import outputs_by
 from posenc_export.runtime.verification.proof import Accuracy, Expected, rounded_up
 from posenc_export.runtime.verification.scenarios import AttributeCase, Case
 from posenc_export.shared import numerics
-from posenc_export.shared.numerics import LIMIT, SAFETY, worst_error
+from posenc_export.shared.numerics import LIMIT, SAFETY, Errors, cell_error, worst_error
 from posenc_export.shared.progress import Progress, Steps, silent
 from posenc_export.shared.refusal import refusal
 
@@ -258,25 +256,32 @@ def oracle_cells(
     return {name: rounded_up(error) for name, error in cells.items()}
 
 
-def condition_factor(model: Model, expected: Expected, tolerance: float) -> float:
-    """Return a factor of at least 1 for the float32 tolerance of an ill-conditioned model (Higham,
-    Accuracy and Stability, 1.6).
+def conditioned(accuracy: Accuracy, source: Source, expected: Expected) -> Accuracy:
+    """Return an accuracy whose tolerances have grown to what rounding may cost a model (Higham,
+    Accuracy and Stability, 1.6), but not one that the user gave. expected: outputs of the model.
 
     Each weight of a copy is changed by at most one unit in the last place, at random. The outputs
-    then change about as much as by rounding. The tolerance grows to SAFETY times this change, which
-    correct artefacts need, as of models whose activations have large outliers.
-
-    Args:
-        expected: outputs of the model.
-        tolerance: that of numerics.tolerance, which assumes a well-conditioned model.
+    then change as they do by rounding. If SAFETY times this change is above the tolerance, as in
+    models whose activations have large outliers, no smaller tolerance is met by correct artefacts.
+    As exported in half precision, it is a unit of the dtype that the artefact holds the weight in.
     """
+    if not accuracy.fixed:
+        change = _change(in_dtype(source.exact, "float32"), expected, rounds=False)
+        accuracy = accuracy.with_stated(max(change, accuracy.stated))
+    if accuracy.rounds:
+        change = _change(source.model, expected, rounds=True)
+        accuracy = replace(accuracy, tolerance=max(change, accuracy.tolerance))
+    return accuracy
+
+
+def _change(model: Model, expected: Expected, rounds: bool) -> float:
+    """Return SAFETY times the change of outputs by another last place of weights, up to LIMIT."""
     change, case = 0.0, expected.case
     for seed in range(TRIES):
-        other = disturbed(in_dtype(model, "float32"), seed)
-        session = eager_session(other, case.tokens.shape[1])
-        outputs = full_pass(session, case.tokens, case.starts, case.encoder)
-        change = max(change, worst_error(outputs, case.full))
-    return max(1.0, min(SAFETY * change, LIMIT) / tolerance)
+        session, errors = eager_session(disturbed(model, seed), case.tokens.shape[1]), Errors()
+        errors.add(full_pass(session, case.tokens, case.starts, case.encoder), case.full)
+        change = max(change, cell_error(errors, rounds))
+    return min(SAFETY * change, LIMIT)
 
 
 def disturbed(model: Any, seed: int) -> Any:
@@ -284,8 +289,8 @@ def disturbed(model: Any, seed: int) -> Any:
     generator, other = torch.Generator().manual_seed(seed), copy.deepcopy(model)
     with torch.no_grad():
         for parameter in other.parameters():
-            if parameter.dtype == torch.float32:
+            if parameter.is_floating_point():
                 sign = torch.randint(-1, 2, parameter.shape, generator=generator)
-                towards = torch.where(sign == 0, parameter, sign * torch.inf)
+                towards = torch.where(sign == 0, parameter, sign.to(parameter) * torch.inf)
                 parameter.copy_(torch.nextafter(parameter, towards))
     return other

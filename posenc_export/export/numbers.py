@@ -423,6 +423,8 @@ class _Comparison:
 
     def _exact(self, name: str, numbers: np.ndarray, wanted: np.ndarray) -> None:
         self.compared += numbers.size
+        if wanted.dtype.name == "bfloat16":  # which Constants gives in float32
+            wanted = wanted.astype(np.float32)
         if not _equal(numbers, wanted):
             self.failures[name] = _difference(numbers, wanted)
 

@@ -10,13 +10,7 @@ import torch
 
 from posenc_export.export import numbers
 from posenc_export.export.describe import Model
-from posenc_export.export.expected import (
-    against,
-    condition_factor,
-    expected_outputs,
-    extent,
-    oracle_cells,
-)
+from posenc_export.export.expected import against, conditioned, expected_outputs, oracle_cells
 from posenc_export.export.options import ExportOptions
 from posenc_export.export.quantization import samples
 from posenc_export.export.quantization.formats import format_of
@@ -43,7 +37,6 @@ from posenc_export.runtime.verification.float32_form import load_form
 from posenc_export.runtime.verification.grid_inputs import grid_of
 from posenc_export.runtime.verification.proof import Accuracy, Expected
 from posenc_export.runtime.verification.proof import certificate as certificate_of
-from posenc_export.shared.numerics import tolerance as float32_tolerance
 from posenc_export.shared.progress import Progress, silent
 from posenc_export.shared.refusal import refusal
 
@@ -167,24 +160,25 @@ def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, No
     return sample.kept(described.tokens)
 
 
-# The manifest of an artefact before it is verified, the outputs of the module, and the comparison
-# of its constants with the module.
-Written = Tuple[Manifest, Expected, Check]
-
-
 def check_written(
-    folder: Path, source: Source, written: Written, accuracy: Accuracy, options: ExportOptions
+    folder: Path,
+    source: Source,
+    manifest: Manifest,
+    expected: Expected,
+    compared: Check,
+    accuracy: Accuracy,
+    options: ExportOptions,
 ) -> Manifest:
     """Verify a new artefact, and return its manifest with the certificate and the tolerance that it
-    was held to. accuracy: of a correct artefact.
+    was held to. compared: its constants with the module; accuracy: of a correct artefact.
 
-    No provider of the CPU computes in bfloat16. Of an artefact in bfloat16, only the float32 form
-    is verified, and there is no certificate.
+    No provider of the CPU computes in bfloat16. An artefact in bfloat16 has no certificate: its
+    float32 form is verified, and rounds to bfloat16 where the file casts to it in place of the
+    artefact as exported.
 
     Raises:
         VerificationError: a cell exceeds the tolerance.
     """
-    manifest, expected, compared = written
     model, say = source.exact, options.say
     say(f"{manifest.target}: comparing the module with its formula")
     # Before the graph is loaded, so that its weights and the float64 head are not in memory
@@ -194,17 +188,12 @@ def check_written(
     known = {"numbers": compared, **_known(source)}
     runs = manifest.dtype != "bfloat16"
     # With one thread per operator, so that certificates repeat their figures.
-    loaded = load(folder, "cpu", threads=1) if runs else load_form(folder, manifest, 1)
-    if runs:
-        measured = measuring.measured(loaded, folder, expected, accuracy, say, quick=options.quick)
-        known = checks.of_artefact(folder, loaded, say, known)
-    else:
-        measured = measuring.of_form(loaded, expected, accuracy, say, quick=options.quick)
-    measured.checks |= known
+    loaded = load(folder, "cpu", threads=1) if runs else load_form(folder, manifest, 1, True)
+    measured = measuring.measured(loaded, folder, expected, accuracy, say, quick=options.quick)
+    measured.checks |= checks.of_artefact(folder, loaded, say, known) if runs else known
     certificate = _certificate(loaded, model, accuracy, measured, exact, options.quick)
-    if not (certificate["passed"] or failed_checks(certificate) or accuracy.fixed):
-        factor = condition_factor(model, expected, accuracy.stated)
-        accuracy = accuracy.with_stated(factor * accuracy.stated)
+    if not (certificate["passed"] or failed_checks(certificate)):
+        accuracy = conditioned(accuracy, source, expected)
         certificate = _certificate(loaded, model, accuracy, measured, exact, options.quick)
     if not certificate["passed"]:
         outside = {one.built[0]: type(one).__name__ for one in foreign_encodings(model)}
@@ -230,7 +219,5 @@ def _certificate(
 ) -> Dict[str, Any]:
     """Return the certificate with the cells of the artefact and those of the oracle."""
     measured.cells |= exact
-    if accuracy.rounds and not accuracy.float32:
-        measured.bounds |= dict.fromkeys(exact, float32_tolerance("float32", *extent(model)))
     content = certificate_of(ran, accuracy, measured, quick)
     return {**content, "against": against(model)}

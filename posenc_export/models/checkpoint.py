@@ -139,11 +139,11 @@ class Checkpoint:
         """Raise ValueError if one of a model's `count` tensors is missing or there are others."""
         if missing or extra:
             rule = f"the {count} tensors of the model that config.json describes, no others"
-            both = (("no", sorted(missing)), ("also", sorted(extra)))
-            more = (f" and {len(names) - 1} more" if len(names) > 1 else "" for _, names in both)
-            said = zip(both, more, strict=True)
-            got = " and ".join(f"{word} {names[0]}{m}" for (word, names), m in said if names)
-            raise refusal(WHERE, rule, got, self._remedy(missing, extra))
+            got = list[str]()
+            for word, names in (("no", sorted(missing)), ("also", sorted(extra))):
+                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+                got += [f"{word} {names[0]}{more}"] if names else []
+            raise refusal(WHERE, rule, " and ".join(got), self._remedy(missing, extra))
 
     def _remedy(self, missing: Set[str], extra: Set[str]) -> str:
         """Return what to do with a checkpoint that lacks tensors or has others."""

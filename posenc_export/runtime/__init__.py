@@ -119,8 +119,8 @@ def verify(
     reference stored in the artefact.
 
     Of an artefact that rounds activations or caches, the float32 form runs every cell on the CPU
-    (verification/float32_form.py). As exported it runs the quick grid there, whose errors are
-    reported and have no limit; on another provider it runs every cell within a bound of rounding.
+    (verification/float32_form.py). As exported it runs every cell within a bound of rounding; but
+    on the CPU, the errors of the quick grid are reported and have no limit if it is in few bits.
 
     Args:
         provider, threads, digest: as for `load`.

@@ -18,7 +18,7 @@ FORMATS = [
     ("ort", {}),
     ("torchscript", {}),
     ("ort", {"weights": "int4"}),
-    pytest.param("ort-cuda", {}, marks=pytest.mark.exhaustive),
+    ("ort-cuda", {}),
     pytest.param("onnx", {}, marks=pytest.mark.exhaustive),
     pytest.param("ort", {"weights": "int8"}, marks=pytest.mark.exhaustive),
     pytest.param("ort", {"weights": "int8-32"}, marks=pytest.mark.exhaustive),

@@ -1,7 +1,8 @@
 """Modules that are read in half precision: products are rounded, nothing else is."""
 
+import contextlib
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc_export import load
-from posenc_export.export import ReadAs, Sources, export
+from posenc_export.export import ReadAs, Sources, VerificationError, export
 from posenc_export.export.read_module import ReadModule
 from posenc_export.export.sources import check_half, in_dtype
 from posenc_export.shared.numerics import FLOAT16_NOISE, worst_error
@@ -126,12 +127,39 @@ class PairsOfTokens(nn.Module):
         self.embed, self.before = nn.Embedding(words, WIDTH), nn.Embedding(words, WIDTH)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.embed(ids) + self.before(nn.functional.pad(ids, (1, 0))[:, :-1])
+        before = torch.cat((torch.zeros_like(ids[:, :1]), ids[:, :-1]), 1)
+        return self.embed(ids) + self.before(before)
+
+
+def _pairs(words: int) -> Sources:
+    torch.manual_seed(0)
+    return Sources(PairsOfTokens(words), how=ReadAs(max_positions=40))
 
 
 def test_ids_that_a_dtype_rounds_in_caches_are_refused_with_the_largest() -> None:
-    few, many = (Sources(PairsOfTokens(n), how=ReadAs(max_positions=40)).model for n in (900, 2900))
+    few, many = _pairs(900).model, _pairs(2900).model
     check_half(few, "ort-cuda", "float16")
     for model, dtype in ((many, "float16"), (few, "bfloat16")):
         with pytest.raises(ValueError, match="whose caches keep whole numbers up to .*, got"):
             check_half(model, "ort-cuda", dtype)
+
+
+@pytest.mark.parametrize(
+    ("words", "target", "dtype", "finds"),
+    [
+        (900, "ort-cuda", "float16", False),
+        (2900, "ort-cuda", "float16", True),
+        (2900, "ort", "float16", True),
+        (200, "ort-cuda", "bfloat16", False),
+        (900, "ort-cuda", "bfloat16", True),
+    ],
+)
+def test_ids_that_a_dtype_rounds_in_caches_are_found_in_the_artefact_as_exported(
+    words: int, target: str, dtype: str, finds: bool, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("posenc_export.export.artefact.check_half", lambda *_: None)
+    found = contextlib.nullcontext()
+    if finds:
+        found = pytest.raises(VerificationError, match="within .*e-0[23], got .* 'as exported: ")
+    with found:
+        export(_pairs(words), target, tmp_path / "made", dtype=dtype, verify="quick")

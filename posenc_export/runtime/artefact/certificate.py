@@ -52,7 +52,7 @@ class Proof(TypedDict):
     # Error by name of a cell of the grid (numerics.cell_error).
     cells: Annotated[Dict[str, Finite], Meta(min_length=1, max_length=65536)]
     against: NotRequired[Text]  # the oracle that the module was compared with
-    # Tolerances of cells that differ from `tolerance`, such as FINITE for those as exported.
+    # Tolerances of cells that differ from `tolerance`: of those that round, as exported.
     bounds: NotRequired[Annotated[Dict[str, Finite], Meta(max_length=65536)]]
     # By name of a cell, the message of the graph that failed in it.
     failures: NotRequired[Annotated[Dict[str, str], Meta(max_length=65536)]]

@@ -42,9 +42,12 @@ FLOAT = next(code for code, name in TYPES.items() if name == "float")
 HALF_CODES = tuple(code for code, name in TYPES.items() if name in HALF)
 
 
-def load_form(folder: Path, manifest: Manifest, threads: Optional[int]) -> Model:
-    """Load the float32 form of an artefact, whose files were checked, on provider cpu. threads: per
-    operator; None uses all cores. Raise ValueError or OSError if the graph cannot be loaded.
+def load_form(
+    folder: Path, manifest: Manifest, threads: Optional[int], rounds: bool = False
+) -> Model:
+    """Load the float32 form of an artefact whose files were checked, on provider cpu. threads: per
+    operator; None uses all cores. rounds: to bfloat16, where the file casts to it. Raise ValueError
+    for a graph that cannot be loaded, or OSError.
     """
     described = _described(manifest)
     if manifest.in_torch:  # of an earlier version
@@ -53,22 +56,42 @@ def load_form(folder: Path, manifest: Manifest, threads: Optional[int]) -> Model
     from posenc_export.runtime.graphs.ort_graph import OrtGraph
 
     path = folder / graph_file(manifest)
-    content = float32_form(path, manifest)
+    content = float32_form(path, manifest, rounds)
     return Model(OrtGraph(path, described, "cpu", threads, content=content), folder)
 
 
-def float32_form(path: Path, manifest: Manifest) -> bytes:
-    """Return the float32 form of model.onnx, serialised. Raise OSError if it cannot be read, or
+def float32_form(path: Path, manifest: Manifest, rounds: bool = False) -> bytes:
+    """Return the float32 form of model.onnx, serialised. rounds: see `load_form`. Raise OSError, or
     ValueError if it is no model.
     """
     graph = read_nodes(path)
     ends = {name for state in manifest.states for name in (state.past, state.present)}
     if manifest.dtype in HALF:
-        graph = widened(graph, ends)
+        graph = widened(_rounded(graph) if rounds else graph, ends)
     graph.nodes = list(_float_products(graph))
     if manifest.cache:
         graph = _with_float_caches(graph, manifest)
     return serialised(graph, graph.nodes, graph.outputs, list(graph.inputs))
+
+
+def _rounded(graph: Nodes) -> Nodes:
+    """Return a graph whose casts to bfloat16 give these numbers in float32, up to 1e33: x keeps its
+    first 8 bits in n - (n - x), where n is (2^16 + 1) x (Dekker's splitting). ONNX Runtime leaves
+    out a cast to bfloat16 and back.
+    """
+    numbers = {"bfloat16.low": -1e33, "bfloat16.high": 1e33, "bfloat16.times": 65537}
+    made = {name: constant(name, np.array(value, np.float32)) for name, value in numbers.items()}
+    nodes: List[Node] = []
+    for node in graph.nodes:
+        if node.operator == "Cast" and node.attributes["to"] in HALF_CODES:
+            x, within, n, rest = (f"{node.outputs[0]}.{part}" for part in "xwnr")
+            nodes.append(_to_float(node.inputs[0], x))
+            nodes.append(new_node("Clip", [x, "bfloat16.low", "bfloat16.high"], [within]))
+            nodes.append(new_node("Mul", [within, "bfloat16.times"], [n]))
+            nodes.append(new_node("Sub", [n, within], [rest]))
+            node = new_node("Sub", [n, rest], node.outputs)
+        nodes.append(node)
+    return replace(graph, nodes=nodes, constants={**graph.constants, **made})
 
 
 def _described(manifest: Manifest) -> Manifest:

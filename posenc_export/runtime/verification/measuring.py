@@ -14,7 +14,6 @@ import numpy as np
 
 from posenc_export.runtime.artefact.certificate import (
     EXPORTED,
-    FINITE,
     FORM,
     bound_of,
     format_cell,
@@ -234,25 +233,15 @@ def measured(
         return measure(_filled(model), expected, accuracy, progress, level=level)
     from posenc_export.runtime.verification.float32_form import load_form
 
-    form = load_form(folder, model.manifest, threads)
-    of_both = of_form(form, expected, accuracy, progress, quick)
-    del form  # releases its memory
+    form, exact = load_form(folder, model.manifest, threads), Accuracy(accuracy.float32)
+    progress(f"{model.manifest.target}: verifying the float32 form")
+    of_form = measure(_filled(form), expected, exact, progress, level=level).named(FORM)
+    del form  # and its memory
     progress(f"{model.manifest.target}: verifying as exported")
-    limit = accuracy
-    if model.provider == "cpu":
-        limit, level = Accuracy(FINITE), Level.QUICK
+    limit = proof.as_exported(accuracy, model)
+    level = level if limit.rounds else Level.QUICK
     exported = measure(_filled(model), expected, limit, progress, level=level)
-    exported.bounds = {name: limit.tolerance for name in exported.cells} | exported.bounds
-    return of_both.joined(exported.named(EXPORTED))
-
-
-def of_form(
-    form: Model, expected: Expected, accuracy: Accuracy, progress: Progress, quick: bool = False
-) -> Measured:
-    """Measure every cell of the float32 form of an artefact; see `measured`."""
-    progress(f"{form.manifest.target}: verifying the float32 form")
-    level, limit = Level.QUICK if quick else Level.WHOLE, Accuracy(accuracy.float32)
-    return measure(_filled(form), expected, limit, progress, level=level).named(FORM)
+    return of_form.joined(exported.named(EXPORTED))
 
 
 def _filled(model: Model) -> Session:
