@@ -6,6 +6,7 @@ same operators give for s = 0. A bias of 0 and -inf is a rule of visibility wher
 """
 
 import math
+from dataclasses import replace
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -32,6 +33,7 @@ from posenc_export.reading.steps import Attend, Cached, Each, OverKeys, Sinks, S
 from posenc_export.reading.values import LAYOUT, inputs_of, packet, zero_scores
 from posenc_export.shared.places import evaluate, seen
 
+FADED = 30  # scores that are smaller by so much have weights below rounding
 LEAST = -1e30  # of a bias, since kernels add to it
 SUMS = (1e-4, 1 - 1e-4)  # of the weights of a row beside a sink
 # Sequences whose pairs are all compared with a rule of visibility, queries at a time, and of longer
@@ -85,7 +87,9 @@ class Attentions:
             for other, read in zip(inputs_of(node), step.reads, strict=True)
             if read and self.values.kind[other] == "data"
         ]
-        if step.fill != 0.0 or len(data) != 2:
+        if step.fill != 0.0:
+            return replace(step, undefined=max(self._undefined(*pair) for pair in data))
+        if len(data) != 2:
             return step
         (w, w_roles), (v, v_roles) = sorted(data, key=lambda pair: -len(tokens(pair[1])))
         if set(tokens(w_roles)) != {"Q", "K"} or tokens(v_roles) != ["K"] or not is_plain(v_roles):
@@ -119,6 +123,20 @@ class Attentions:
             form.scale * factor, form.softcap, bias, roles, sees.before, sees.after, sees.chunk,
             sinks,
         )  # fmt: skip
+
+    def _undefined(self, p: Node, roles: Roles) -> float:
+        """Return half of the largest score of a later key that the module hides by a finite number,
+        where other data than products of queries and keys may hide all keys of a query, too.
+        """
+        scores = scores_of(self.values.of[p], roles, self.counts)
+        if scores is None or not (self.properties.causal and is_plain(roles)):
+            return -math.inf
+        chain = self._chain(p)
+        if chain is not None and self._is_product(chain[0]) and self._form(chain, p):
+            return -math.inf
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        largest = float(scores[..., later].max())
+        return largest / 2 if largest < -FADED else -math.inf
 
     # Weights and scores
 

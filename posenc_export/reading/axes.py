@@ -181,6 +181,13 @@ def filled(x: Tensor, roles: Roles, counts: Counts, hidden: Tensor, fill: float)
     return y if y.dim() == x.dim() else y.reshape(shape_of(roles, counts))
 
 
+def without_empty(x: Tensor, roles: Roles, counts: Counts, least: float) -> Tensor:
+    """Let scores be NaN of queries whose keys have at most `least`."""
+    y, axis = split(x, roles, counts), kinds(roles).index("K")
+    y = y.masked_fill(y.amax(axis, keepdim=True).le(least), math.nan)
+    return y if y.dim() == x.dim() else y.reshape(shape_of(roles, counts))
+
+
 def same(x: Tensor, y: Tensor, near: float = NEAR) -> bool:
     """Return whether two tensors are equal within `near` times the largest number of y, taken as
     at least LEAST, plus `near` times each number.

@@ -27,6 +27,7 @@ from posenc_export.reading.axes import (
     split,
     tokens,
     with_rows,
+    without_empty,
 )
 from posenc_export.reading.filters import Filter, by_token, filter_of
 from posenc_export.reading.lengths import Call, Fill, Lengths, triangle
@@ -50,7 +51,7 @@ from posenc_export.reading.steps import (
     Skew,
     Window,
 )
-from posenc_export.reading.values import LAYOUT, inputs_of, packet
+from posenc_export.reading.values import LAYOUT, depending, inputs_of, packet
 
 TO_SLOTS = "tokens"  # name of a cache that is neither keys nor values
 WHOLE = 2**24  # largest whole number up to which float32, the dtype of states, has no gaps
@@ -130,6 +131,9 @@ class Calls(torch.nn.Module):
         # What a query without keys gives may be NaN, whose products with weights of 0 are NaN.
         reduces = (OverKeys, Cut)
         self.clears_padding = any(isinstance(self.steps[node], reduces) for node in self.order)
+        over = [(node, self.steps[node]) for node in self.order]
+        of = (n for n, s in over if isinstance(s, OverKeys) and s.undefined > -math.inf)
+        self.undefined = depending(self.values.graph, of)
         self.whole = self._whole_numbers()
         self._hold_weights()
         parts = (self.steps[node] for node in self.order)
@@ -419,12 +423,32 @@ class Calls(torch.nn.Module):
         return self._operate(node, step, call)
 
     def _operate(self, node: Node, step: Any, call: Call) -> Any:
-        """Run an operator, for each row alone if it reads values of positions."""
-        counts, inputs, apart = call.counts, [], []
+        """Run an operator. Keys that are undefined, and have no weight, count as 0."""
+        inputs, apart = self._inputs(node, step, call)
+        lost = list(inputs)
+        if isinstance(step, OverKeys) and step.fill == 0:
+            for place, (other, read) in enumerate(zip(inputs_of(node), step.reads, strict=True)):
+                if other in self.undefined and read and tokens(read) == ["K"]:
+                    x = inputs[place]
+                    inputs[place] = torch.where(x.isnan(), torch.zeros((), dtype=x.dtype), x)
+                    lost[place] = x.isnan().to(x.dtype)
+        y = self._run(node, step, inputs, apart, call)
+        if all(a is b for a, b in zip(inputs, lost, strict=True)):
+            return y
+        pairs = [bool(read) and set(tokens(read)) == {"Q", "K"} for read in step.reads]
+        lost = [x.ne(0).to(x.dtype) if p else x for x, p in zip(lost, pairs, strict=True)]
+        reads_lost = self._run(node, step, lost, apart, call).gt(0)
+        return torch.where(reads_lost, torch.full((), math.nan, dtype=y.dtype), y)
+
+    def _inputs(self, node: Node, step: Any, call: Call) -> Tuple[List[Any], List[Any]]:
+        """Return what an operator reads, and of each input "first" if it has rows first, its roles
+        if it has rows among them, or None.
+        """
+        counts, inputs, apart = call.counts, list[Any](), list[Any]()
         for other, read in zip(inputs_of(node), step.reads, strict=True):
             hides = isinstance(step, OverKeys) and read and set(tokens(read)) == {"Q", "K"}
             kind, x = self.kind[other], None
-            of_rows: Any = None  # "first", or roles with rows among them
+            of_rows: Any = None
             if kind == "length":
                 plan = self.plans[node, other, read]
                 if isinstance(plan, Fill) and not hides:
@@ -443,17 +467,25 @@ class Calls(torch.nn.Module):
                 x = self._key(other, call) if self._is_key(other, read) else call.values[other]
                 if hides:
                     x = filled(x, read, counts, ~call.seen, step.fill)
+                if hides and step.undefined > -math.inf:
+                    x = without_empty(x, read, counts, step.undefined)
                 of_rows = read
             else:
                 x = self.given(other)
             inputs.append(x)
             apart.append(of_rows)
+        return inputs, apart
+
+    def _run(self, node: Node, step: Any, inputs: List[Any], apart: List[Any], call: Call) -> Any:
+        """Run an operator on what it reads, by rows if that has values of positions."""
+        counts = call.counts
         if "first" not in apart:
             if node not in self.in_full:
                 try:
                     return self.values.call(node, inputs, counts, step.sizes, step.roles)
                 except RuntimeError:  # raised by torch if values of one row must be repeated
                     self.in_full.add(node)
+            inputs = list(inputs)
             for place, (other, read) in enumerate(zip(inputs_of(node), step.reads, strict=True)):
                 of_one = self.kind[other] == "length" and apart[place] is None
                 if of_one and read and "B" in kinds(read):

@@ -1,5 +1,6 @@
 """How a call computes the values of a graph: one step for each node that depends on the tokens."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional, Tuple, Union
 
@@ -75,11 +76,17 @@ class Each(Step):
 
 @dataclass(frozen=True)
 class OverKeys(Step):
-    """An operator that reduces keys. Keys whose scores or weights are `fill` do not count."""
+    """An operator that reduces keys, for which keys that hold the number `fill` do not count.
+
+    Attributes:
+        undefined: where all that a query sees holds at most this, the module, which hides later
+            keys by finite numbers, reads these; a call gives NaN. -inf if that cannot be.
+    """
 
     reads: Reads
     fill: float
     sizes: str = "K"
+    undefined: float = -math.inf
 
 
 @dataclass(frozen=True)

@@ -109,9 +109,8 @@ ALL |= {"a long filter of small weights": _added_up}
 ALL |= {"a filter of numbers in bounds": _filtered, "logarithms of nothing": _logarithms}
 
 
-def _calls_agree(module: Any, example: Tensor, x: Tensor) -> bool:
-    """Return whether two calls give what a module gives on the whole sequence."""
-    reading = read_module(module, example, MOST)
+def _calls(reading: Any, x: Tensor) -> Tensor:
+    """Return what two calls give."""
     rows, length = x.shape
     states, found = [cache.empty(rows, length) for cache in reading.caches], []
     cached = torch.full(x.shape, -1)
@@ -120,11 +119,11 @@ def _calls_agree(module: Any, example: Tensor, x: Tensor) -> bool:
         cached[:, start:end] = own
         y, states = reading(x[:, start:end], TokenPlaces(own, own, cached.clone(), own), states)
         found.append(y)
-    with torch.no_grad():
-        return same(torch.cat(found, 1), module(x), 5e-5)
+    return torch.cat(found, 1)
 
 
 @pytest.mark.parametrize("name", ALL)
+@torch.no_grad()
 def test_calls_with_ids_and_positions_that_no_example_had_give_what_the_module_gives(
     name: str,
 ) -> None:
@@ -133,4 +132,60 @@ def test_calls_with_ids_and_positions_that_no_example_had_give_what_the_module_g
     if name.startswith("a long"):
         x = x[:, :1].expand(-1, 2 * FAR)
     example = torch.randint(WORDS, (3, 20))
-    assert _calls_agree(Seldom(ALL[name]).eval(), example, x)
+    module = Seldom(ALL[name]).eval()
+    assert same(_calls(read_module(module, example, MOST), x), module(x), 5e-5)
+
+
+def _decayed(_: Seldom, ids: Tensor, x: Tensor) -> Tensor:
+    """h = a h + x, with a < 0 for seldom ids alone."""
+    decay = torch.where((ids >= WORDS)[..., None], -0.5, x.sigmoid())
+    h, found = torch.zeros_like(x[:, 0]), []
+    for t in range(x.shape[1]):
+        h = decay[:, t] * h + x[:, t]
+        found.append(h)
+    return torch.stack(found, 1)
+
+
+@torch.no_grad()
+def test_a_state_that_decays_by_negative_factors_gives_nan_and_not_other_numbers() -> None:
+    module, x = Seldom(_decayed).eval(), torch.randint(WORDS, (2, 20))
+    x[0, 12] = WORDS + 1
+    y, wanted = _calls(read_module(module, torch.randint(WORDS, (3, 20)), 64), x), module(x)
+    assert y[0, 12:].isnan().all()
+    assert same(y[0, :12], wanted[0, :12], 5e-5) and same(y[1], wanted[1], 5e-5)
+
+
+SEEN_BY_NONE: Dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "filled": _hidden,
+    "added": lambda q, k, v, ids: (_causal(_scores(q, k)) + BIAS[ids].mT[:, None]).softmax(-1) @ v,
+    "by exp": lambda q, k, v, ids: _by_exp(_causal(_scores(q, k)) + BIAS[ids].mT[:, None]) @ v,
+}
+BIAS = torch.zeros(WORDS + 5, 1).index_fill(0, torch.tensor(WORDS + 1), -1e30)
+
+
+def _by_exp(scores: Tensor) -> Tensor:
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    return weights / weights.sum(-1, keepdim=True)
+
+
+class Twice(Seldom):
+    """Two layers, of which the second reads what the first gives for hidden ids."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        return self.head(x + self.of(self, ids, x + self.of(self, ids, x)))
+
+
+@pytest.mark.parametrize("kind", [Seldom, Twice])
+@pytest.mark.parametrize("name", SEEN_BY_NONE)
+@torch.no_grad()
+def test_a_query_that_sees_hidden_keys_alone_gives_nan_and_not_numbers_of_fewer_tokens(
+    name: str, kind: Any
+) -> None:
+    module = kind(_attended(SEEN_BY_NONE[name])).eval()
+    x = torch.randint(WORDS, (2, LENGTH))
+    x[0, :2], x[1, 1::9] = WORDS + 1, WORDS + 1
+    y, wanted = _calls(read_module(module, torch.randint(WORDS, (3, 20)), MOST), x), module(x)
+    assert y[0, :2].isnan().all() and same(y[1], wanted[1], 5e-5)
+    if kind is Seldom or name == "filled":  # what is added to NaN is NaN
+        assert same(y[0, 2:], wanted[0, 2:], 5e-5)
