@@ -1,7 +1,10 @@
-"""README.md is short, and its commands and programs run in order, from the top, in one folder."""
+"""README.md is short. Its commands and programs, and the cells of the tour, run in order, from the
+top, each in one folder, and print what is shown.
+"""
 
 import contextlib
 import io
+import json
 import re
 import shlex
 import subprocess
@@ -27,7 +30,7 @@ from tests.models import gguf_files  # noqa: E402
 TOP = Path(__file__).parents[1]
 README = (TOP / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
 ELSEWHERE = ("pip", "python3", ".")  # installation, which `make wheels` runs
-NUMBER = r"(?<![\w.])-?\d+\.\d+(?:e[-+]\d+)?(?![\w.])"
+NUMBER = r"(?<![\w.])-?(?:\d+\.\d+(?:e[-+]\d+)?|\d+e[-+]\d+)(?![\w.])"
 
 
 def _blocks() -> List[Tuple[str, str]]:
@@ -76,14 +79,17 @@ def _run(language: str, text: str, names: Dict[str, Any]) -> str:
 
 def _agrees(printed: str, shown: str) -> bool:
     """Whether an output is as shown. `...` stands for any lines; numbers with a point are compared
-    as far as processors agree.
+    as far as processors agree, errors as 5.2e-07 by their size.
     """
     parts = re.split(f"({NUMBER})", shown)
     texts = [re.escape(text).replace(re.escape("..."), "(?s:.*)") for text in parts[::2]]
     pattern = f"({NUMBER})".join(texts).replace(re.escape("AMD EPYC"), ".*")
     match = re.fullmatch(pattern, printed)
-    return match is not None and np.allclose(
-        [float(number) for number in match.groups()], list(map(float, parts[1::2])), 0.1, 1e-4
+    return match is not None and all(
+        0.1 < float(printed) / float(shown) < 10
+        if "e" in shown
+        else np.isclose(float(printed), float(shown), 0.1, 1e-4)
+        for printed, shown in zip(match.groups(), parts[1::2], strict=True)
     )
 
 
@@ -136,6 +142,25 @@ def test_every_block_runs_from_the_top_and_prints_what_is_shown(
     assert names["logits"].shape == (1, 3, 256)
     written = ["bench.html", *(f"{name}/posenc.json" for name in ("alibi/ort", "decay", "gpt"))]
     assert [name for name in written if not (tmp_path / "build" / name).stat().st_size] == []
+
+
+def test_every_cell_of_the_tour_runs_and_shows_what_it_prints_and_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registered: None
+) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed").use("agg")
+    from matplotlib import pyplot
+
+    monkeypatch.chdir(tmp_path)
+    names: Dict[str, Any] = {"__name__": "__main__"}
+    for cell in json.loads((TOP / "docs/tour.ipynb").read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            printed = _run("python", "".join(cell["source"]), names)
+            printed += "".join(repr(pyplot.figure(number)) for number in pyplot.get_fignums())
+            pyplot.close("all")
+            shown = (out.get("text") or out["data"]["text/plain"] for out in cell["outputs"])
+            assert _agrees(printed, "".join(map("".join, shown))), printed
+    assert max(names["errors"]["exact"]) < max(names["errors"]["float32"])
+    assert (tmp_path / "build/tour/alibi.svg").is_file()
 
 
 def test_the_readme_has_at_most_800_words() -> None:
