@@ -7,7 +7,6 @@ import pkgutil
 import re
 import sys
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -113,6 +112,8 @@ def check_encoding(text: str) -> None:
     """Raise ValueError if no encoding has the name of NAME or NAME:PARAMETER=VALUE,..., before
     torch is imported, which takes seconds.
     """
+    from importlib import metadata  # 0.03 s
+
     if ENCODINGS in sys.modules:
         return  # it knows those that were registered, too, and parse refuses others
     place = importlib.util.find_spec(ENCODINGS)

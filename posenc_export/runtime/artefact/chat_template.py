@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -121,6 +120,8 @@ class ChatCodec:
     stop_ids: Sequence[int] = ()  # ids that end a text
 
     def __post_init__(self) -> None:
+        from importlib.metadata import version  # 0.03 s
+
         installed = version("jinja2")
         if tuple(int(part) for part in installed.split(".")[:3] if part.isdigit()) < SAFE:
             rule = f"jinja2 of at least {'.'.join(map(str, SAFE))}, whose sandbox holds"

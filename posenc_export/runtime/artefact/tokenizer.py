@@ -126,13 +126,26 @@ def read_tokenizer(content: bytes, most: Optional[int] = None) -> Any:
     return tokenizer
 
 
+class Merges(msgspec.Struct):
+    """What is read of the model in tokenizer.json."""
+
+    continuing_subword_prefix: Optional[str] = None
+    merges: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+class WithMerges(msgspec.Struct):
+    """What is read of tokenizer.json before the tokenizers package reads it."""
+
+    model: Merges
+
+
 def _check_merges(content: bytes) -> None:
     """Raise ValueError for a merge whose second token does not begin with the prefix that
     tokenizers cuts off by its length; within a character, that ends the process.
     """
-    model = msgspec.json.decode(content)["model"]
-    prefix = model.get("continuing_subword_prefix")
-    for merge in model.get("merges", ()) if prefix else ():
+    model = msgspec.json.decode(content, type=WithMerges).model
+    prefix = model.continuing_subword_prefix
+    for merge in msgspec.json.decode(model.merges) if prefix else ():
         second = merge.split(" ")[-1] if isinstance(merge, str) else merge[1]
         if not second.startswith(prefix):
             raise ValueError(f"a merge whose second token does not begin with {prefix!r}")

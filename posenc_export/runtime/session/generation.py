@@ -13,6 +13,7 @@ large. As a look-up is not random, this accepts as many tokens as rejection samp
 probability that the model gives it.
 """
 
+import functools
 import math
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Callable, Dict, Generator, List, Optional, Sequence, Tuple
@@ -163,23 +164,26 @@ class Reader:
     manifest: Manifest
     length: InitVar[int]
     sampling: Sampling  # checked
-    row: InitVar[int] = 0
+    row: int = 0
     drafts: Optional[Lookup] = None  # None for plain decoding
     unread: List[int] = field(default_factory=list)  # tokens to read before a token can be chosen
     tokens: List[int] = field(default_factory=list)  # those generated
     done: bool = False  # whether the row has ended
 
-    def __post_init__(self, length: int, row: int) -> None:
+    def __post_init__(self, length: int) -> None:
         self._rules = self.manifest.generation
         # Whether the first token is forced
         self._forces = length == 1 and getattr(self._rules, "forced_first", None) is not None
-        self._random = np.random.default_rng((self.sampling.seed, row))
+
+    @functools.cached_property
+    def _random(self) -> "np.random.Generator":  # its import takes 0.02 s
+        return np.random.default_rng((self.sampling.seed, self.row))
 
     def take(self, logits: np.ndarray) -> int:
         """Choose the next token from logits [V]. It is read by the next pass unless the row has
         ended.
         """
-        token = self.sampling.choose(self._allowed(logits), self._random.random)
+        token = self.sampling.choose(self._allowed(logits), lambda: self._random.random())
         self.tokens.append(token)
         if self.drafts:
             self.drafts.extend([token])
