@@ -25,6 +25,7 @@ TEXT_PAGE = {**SHARED, "index.html": "chat.html", **SCRIPTS}
 IDS_PAGE = {**TEXT_PAGE, "text.js": "ids.js"}  # a page that shows token ids in place of text
 TOKENIZER = "tokenizer.json"
 WEB = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+OLDEST = (1, 24)  # version of onnxruntime-web; 1.23 lacks kernels of int8, 1.22 runs no page
 TARGETS = ("ort", "onnx")
 # By kind of a model that has no page: what runs it.
 PRINTED = "posenc inspect --runtime web prints a page that runs it"
@@ -168,6 +169,10 @@ def _web(folder: Optional[Path]) -> Path:
     near = [place / "node_modules" / "onnxruntime-web" for place in above]
     for place in near if folder is None else [folder]:
         if all((place / "dist" / name).is_file() for name in WEB):
+            version = str(json.loads((place / "package.json").read_bytes())["version"])
+            if tuple(map(int, re.findall("[0-9]+", version)[:2])) < OLDEST:
+                rule, remedy = "onnxruntime-web 1.24 or newer", "npm install onnxruntime-web@latest"
+                raise refusal("page", rule, version, remedy)
             return place
     got = "none" if folder is None else f"{folder} without dist/{WEB[-1]}"
     remedy = "npm install onnxruntime-web, or give --onnxruntime-web FOLDER"

@@ -56,7 +56,7 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "dist").mkdir(parents=True)
     for name in WEB:
         (folder / "dist" / name).write_text(name)
-    (folder / "package.json").write_text('{"version": "1.2.3"}')
+    (folder / "package.json").write_text('{"version": "1.30.0"}')
     return folder
 
 
@@ -81,7 +81,7 @@ def test_a_page_holds_all_that_a_browser_loads(folder: Path, web: Path, tmp_path
     own, of_web = {"page.json", "model.onnx", "model.onnx.data"}, {f"{web.name}/{n}" for n in WEB}
     assert contents(page).keys() == {*BYTE_PAGE} | own | of_web
     shown = shown_by(page)
-    assert shown["attention"] == [0] and shown["onnxruntime_web"] == "1.2.3"
+    assert shown["attention"] == [0] and shown["onnxruntime_web"] == "1.30.0"
     assert shown["digest"] == manifests.read(folder).digest
     # It loads nothing from other servers.
     text = (page / "index.html").read_text()

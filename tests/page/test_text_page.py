@@ -64,7 +64,7 @@ def web(tmp_path: Path) -> Path:
         (tmp_path / "node_modules" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "node_modules" / name).write_text(name)
     web = tmp_path / "node_modules" / "onnxruntime-web"
-    (web / "package.json").write_text('{"version": "1.2.3"}')
+    (web / "package.json").write_text('{"version": "1.30.0"}')
     return web
 
 
@@ -83,10 +83,15 @@ def test_a_page_holds_the_tokenizer_the_template_and_tokens_to_compare(
     assert shown["samples"] == texts + talks
 
 
-def test_a_library_that_is_not_there_is_named(folder: Path, web: Path, tmp_path: Path) -> None:
+def test_a_library_that_is_not_there_or_too_old_is_named(
+    folder: Path, web: Path, tmp_path: Path
+) -> None:
     shutil.rmtree(web.parent / "@huggingface" / "jinja")
     said = "beside onnxruntime-web .*, got none; npm install @huggingface/jinja"
     with pytest.raises(ValueError, match=f"page: expected the npm package @hugg.*/jinja {said}"):
+        write_page(folder, tmp_path / "page", web)
+    (web / "package.json").write_text('{"version": "1.22.0"}')
+    with pytest.raises(ValueError, match="expected onnxruntime-web 1.24 or newer, got 1.22.0; npm"):
         write_page(folder, tmp_path / "page", web)
     assert not (tmp_path / "page").exists()
 

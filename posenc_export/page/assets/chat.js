@@ -98,7 +98,7 @@ async function send() {
   try {
     await reply(content);
   } catch (error) {
-    $("status").textContent = `No reply: ${error.message}`;
+    $("status").textContent = `No reply: ${error.message ?? error}`;
     throw error;
   } finally {
     [$("send").disabled, $("stop").hidden] = [false, true];
@@ -129,7 +129,7 @@ try {
   }
   document.body.dataset.checked = String(await check(runtime, page.samples[0].ids, "tokens"));
 } catch (error) {
-  $("status").textContent = `The model does not run in this browser: ${error.message}`;
+  $("status").textContent = `The model does not run in this browser: ${error.message ?? error}`;
   document.body.dataset.checked = "false";
   throw error;
 }

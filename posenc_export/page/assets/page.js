@@ -252,6 +252,7 @@ try {
   await generate();
   document.body.dataset.checked = String(await check(runtime, sample, "bytes"));
 } catch (error) {
-  $("status").textContent = `The model does not run in this browser: ${error.message}`;
+  $("status").textContent = `The model does not run in this browser: ${error.message ?? error}`;
+  document.body.dataset.checked = "false";
   throw error;
 }
