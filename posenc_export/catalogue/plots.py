@@ -13,8 +13,9 @@ from posenc_export.catalogue.waves import Scene
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.encodings.shared.rotary import Rotary, RotaryGrid
-from posenc_export.shared.refusal import refusal
+from posenc_export.shared.refusal import refusal, short_repr
 
+Spec = Union[str, Mapping[str, Any]]
 WIDTH, HEADS, RANGE, LONGEST = 64, 8, 1024, 1 << 16
 LETTERS = 40  # of a parameter in a title
 ACROSS = 2  # panels beside each other
@@ -44,21 +45,30 @@ class View:
         return Geometry(WIDTH, HEADS, self.head_size, max(RANGE, self.distance + 1, self.positions))
 
 
-def draw(specs: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]], view: View = View()) -> Any:
-    """Draw a matplotlib figure of the encoding that a specification describes, or of several side
-    by side, with panels for each hook. Titles say which weights are drawn. Raise ValueError as
-    encodings.build does.
+def draw(specs: Union[Spec, Sequence[Spec]], view: View = View()) -> Any:
+    """Draw a matplotlib figure of an encoding, NAME:PARAMETER=VALUE,... or {"name": ...}, or of
+    several side by side, with panels for each hook. Titles say which weights are drawn. Raise
+    ValueError as encodings.build does.
     """
     from matplotlib.figure import Figure
 
-    specs = [specs] if isinstance(specs, Mapping) else specs
-    scenes = [scene_of(spec, view) for spec in specs]
+    several = isinstance(specs, Sequence) and not isinstance(specs, str) and specs
+    described: Any = specs if several else [specs]
+    described = [encodings.parse(spec) if isinstance(spec, str) else spec for spec in described]
+    for spec in described:
+        if not isinstance(spec, Mapping) or "name" not in spec:
+            rule = "an encoding as a name or a dict with a name, or a list of them"
+            raise refusal("plot", rule, short_repr(spec), "see posenc list")
+    if not isinstance(view, View):
+        rule, remedy = "a View of sizes", "give several encodings as one list"
+        raise refusal("plot", rule, short_repr(view), remedy)
+    scenes = [scene_of(spec, view) for spec in described]
     drawn = [panels(scene) for scene, _ in scenes]
-    most, alone = max(map(len, drawn)), len(specs) == 1
+    most, alone = max(map(len, drawn)), len(scenes) == 1
     across = min(most, ACROSS) if alone else 1
-    rows, columns = -(-most // across), across * len(specs)
+    rows, columns = -(-most // across), across * len(scenes)
     figure = Figure(figsize=(4.4 * columns, 3.2 * rows), layout="constrained")
-    parts: Any = [figure] if alone else figure.subfigures(1, len(specs))
+    parts: Any = [figure] if alone else figure.subfigures(1, len(scenes))
     for part, (scene, weights), of_scene in zip(parts, scenes, drawn, strict=True):
         part.suptitle(_title(scene.spec, weights), fontsize=10)
         for index, (title, paint) in enumerate(of_scene):

@@ -32,7 +32,7 @@ from posenc_export.runtime.verification import proof
 from posenc_export.runtime.verification.grid_inputs import grid_of
 from posenc_export.runtime.verification.proof import Accuracy, Expected
 from posenc_export.shared.progress import Progress
-from posenc_export.shared.refusal import refusal
+from posenc_export.shared.refusal import path_of, refusal
 
 # What targets take of the code of others.
 TAKES = {"torchscript": "TorchScript compiles", "pt2": "torch.export traces with dynamic sizes"}
@@ -113,7 +113,7 @@ def export_all(
     Returns:
         The manifests of the published artefacts, in the order of `targets`.
     """
-    output = Path(output)
+    output = path_of("export", output)
     check_export(targets, output, options)
     sources = model if isinstance(model, Sources) else Sources(model, how=read)
     check_read(sources.model, options)

@@ -11,7 +11,7 @@ from posenc_export.models.checkpoint import Checkpoint, read_config
 from posenc_export.models.gguf.checkpoint import GGUFCheckpoint, is_gguf
 from posenc_export.models.text_settings import text_of
 from posenc_export.shared.allocation import enough_memory
-from posenc_export.shared.refusal import refusal
+from posenc_export.shared.refusal import path_of, refusal
 
 
 def from_pretrained(
@@ -44,7 +44,8 @@ def from_pretrained(
             missing, unknown or have another shape or dtype.
         ModuleNotFoundError: transformers is not installed; gguf or tokenizers, for a GGUF file.
     """
-    folder, sentences = sentence_transformers.opened(Path(path), head and part is None)
+    place = path_of("checkpoint", path)
+    folder, sentences = sentence_transformers.opened(place, head and part is None)
     with opened(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
         values = checkpoint.config
         kind = by_transformers.kind_of(values, head and sentences is None)

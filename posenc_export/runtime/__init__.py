@@ -21,6 +21,7 @@ from posenc_export.runtime.graphs.providers import AUTO, Threads, threads_for
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Conversation, Model
 from posenc_export.runtime.session.session import Session
+from posenc_export.shared.refusal import refusal, short_repr
 
 __all__ = [
     "Conversation", "GraphError", "Manifest", "Model", "Proof", "Session",
@@ -146,6 +147,8 @@ def verify(
 
     folder = locate(folder)
     proof.check_tolerance(tolerance)
+    if not isinstance(quick, bool):
+        raise refusal("verify", "quick to be True or False", short_repr(quick))
     progress = progress or (lambda _: None)
     model = load(folder, provider, threads, digest, check=False)
     manifest = model.manifest

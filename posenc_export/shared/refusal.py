@@ -1,5 +1,8 @@
 """The form of messages about values that do not follow a rule."""
 
+import os
+from pathlib import Path
+
 SHOWN = 200  # most characters of a value that a message quotes
 
 
@@ -12,6 +15,13 @@ def expect(holds: bool, rule: str, got: object) -> None:
 def refusal(where: str, rule: str, got: object, remedy: str = "") -> ValueError:
     """Return the ValueError `where: expected rule, got got; remedy`."""
     return ValueError(f"{where}: expected {rule}, got {got}" + (f"; {remedy}" if remedy else ""))
+
+
+def path_of(where: str, value: object) -> Path:
+    """Return a caller's path. Raise ValueError for a value of another type."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise refusal(where, "a path, as text or pathlib.Path", short_repr(value))
+    return Path(value)
 
 
 def short_repr(value: object) -> str:

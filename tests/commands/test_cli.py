@@ -258,6 +258,24 @@ def test_an_unknown_name_is_refused_with_the_nearest_name(
     assert named in capsys.readouterr().err
 
 
+# Calls of the public functions with values of another type, and what is said of them.
+CALLS = {
+    "load(3)": "artefact: expected a path, as text or pathlib.Path, got 3",
+    "load('tiny-rope', digest=3)": "expected digest 3, got",
+    "verify('tiny-rope', quick='yes')": "verify: expected quick to be True or False, got 'yes'",
+    "verify('tiny-rope', tolerance='x')": "tolerance to be above 0 and below 1, got 'x'; omit it",
+    "draw('rope', 'alibi')": "expected a View of sizes, got 'alibi'; give several encodings as one",
+    "draw({})": "expected an encoding as a name or a dict with a name, or a list of them, got {}",
+    "draw(['rope', 3])": "a name or a dict with a name, or a list of them, got 3; see posenc list",
+}
+
+
+@pytest.mark.parametrize(("call", "said"), CALLS.items())
+def test_a_value_of_another_type_is_refused_in_one_sentence(call: str, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        eval(f"posenc_export.{call}")
+
+
 PARSED = {
     "exprot": "did you mean export?",
     "export block --target ort -o x --widht 5": (

@@ -11,6 +11,7 @@ from typing import BinaryIO, Iterator, Optional, Union
 from posenc_export.runtime.artefact.records import File
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.shared.preset_folders import preset_folder
+from posenc_export.shared.refusal import path_of
 
 PREFIX = ".posenc-"  # names of temporary folders and files of an export start with it
 # Prefix of the artefact that is being replaced, on systems that cannot exchange two folders
@@ -22,7 +23,7 @@ CACHE = "POSENC_CACHE"  # variable with the folder of files that can be made aga
 
 def locate(folder: Union[str, Path]) -> Path:
     """Return the folder, else the artefact that an interrupted export set aside, else a preset."""
-    folder = Path(folder)
+    folder = path_of("artefact", folder)
     if folder.exists():
         return folder
     aside = folder.with_name(ASIDE + folder.name) if folder.name else folder

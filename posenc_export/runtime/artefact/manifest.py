@@ -84,7 +84,7 @@ def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
         raise refusal(where, rule, f"another: {brief(error)}", REMEDY) from None
     except ValueError as error:
         raise ValueError(f"{where}: {FILE_NAME}: {brief(error)}; {REMEDY}") from None
-    if digest is not None and digest.lower() != manifest.digest:
+    if digest is not None and str(digest).lower() != manifest.digest:
         remedy = "take the artefact from where the digest came from"
         raise refusal(where, f"digest {brief(digest)}", manifest.digest, remedy)
     return manifest

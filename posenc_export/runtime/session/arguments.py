@@ -132,6 +132,8 @@ def check_rewind(manifest: Manifest, length: List[int], n: Numbers) -> List[int]
     """Return how many tokens `n` takes back from each row. Raise ValueError for too many."""
     check_has_cache(manifest, "rewind")
     counts: List[int] = per_row("n of rewind", n, len(length) or 1).tolist()
+    if any(counts) and not length:
+        raise no_rows("rewind")
     if any(a > b for a, b in zip(counts, length or [0], strict=True)):
         raise expected(f"n of rewind to be at most the lengths {length}", counts)
     return counts
@@ -145,8 +147,15 @@ def check_read_out(manifest: Manifest) -> None:
         raise expected(rule, got, "call prefill, or export a sentence-transformers folder")
 
 
+def no_rows(call: str) -> ValueError:
+    """Return the error for a call that needs rows, in a session without any."""
+    return expected(f"a prefill before {call}", "an empty session", "call prefill")
+
+
 def check_row(row: Any, rows: int) -> None:
     """Raise ValueError unless there is a row of this index."""
+    if not rows:
+        raise no_rows("a call on a row")
     if isinstance(row, bool) or not isinstance(row, (int, np.integer)) or not 0 <= row < rows:
         raise expected(f"a row index 0 .. {rows - 1}", short_repr(row))
 
@@ -308,6 +317,9 @@ def padded_rows(inputs: Inputs, value: Value) -> Tuple[np.ndarray, np.ndarray]:
         # Graphs read contiguous memory, and torch warns of memory that it must not write.
         plain = array if array.flags.carray else np.array(array, order="C")
         return plain, np.full(len(plain), plain.shape[1])
+    if not hasattr(inputs, "__iter__"):
+        rule = f"{value.name} as an array or a list of rows"
+        raise expected(rule, short_repr(inputs), "give [[1, 2, 3]] for one row of ids")
     rows = [array_of(f"a row of {value.name}", row) for row in inputs]
     rows = [_converted(row, value, 1) if row.size or not row.ndim else row[:0] for row in rows]
     lengths = np.array([len(row) for row in rows], np.int64)

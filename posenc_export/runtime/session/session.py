@@ -447,7 +447,7 @@ class Session:
     def _prepare_step(self) -> Rows:
         """Return the rows with a bound step. Raise ValueError if no position or slot is left."""
         if not self._state.count:
-            raise expected("a prefill before the first step", "an empty session", "call prefill")
+            raise arguments.no_rows("the first step")
         arguments.check_has_cache(self.manifest, "step")
         rows = self._settled()
         ones = np.ones(rows.count, np.int64)

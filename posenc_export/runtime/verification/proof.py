@@ -34,7 +34,7 @@ from posenc_export.runtime.verification import grid_inputs
 from posenc_export.runtime.verification.grid_inputs import LongSequence
 from posenc_export.runtime.verification.scenarios import AttributeCase, Case
 from posenc_export.shared.numerics import LIMIT
-from posenc_export.shared.refusal import refusal
+from posenc_export.shared.refusal import refusal, short_repr
 
 FILE_NAME = "reference.bin"
 LARGEST = 1_000_000  # limit of the file's size in bytes
@@ -101,9 +101,9 @@ def as_exported(accuracy: Accuracy, ran: Union[Session, Model]) -> Accuracy:
 
 def check_tolerance(tolerance: Optional[float]) -> None:
     """Raise ValueError unless a given tolerance is above 0 and below 1, the error of zeros."""
-    if tolerance is not None and not 0 < tolerance < 1:
+    if tolerance is not None and not (isinstance(tolerance, (int, float)) and 0 < tolerance < 1):
         rule = "tolerance to be above 0 and below 1"
-        raise refusal("verify", rule, tolerance, "omit it for the default")
+        raise refusal("verify", rule, short_repr(tolerance), "omit it for the default")
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,7 @@ def test_admit_and_retire_refuse_what_makes_no_sense() -> None:
     session = model("rope", "ort").session()
     session.prefill(texts()[:2, :3])
     for call, message in [
+        (lambda: model("rope", "ort").session().retire(0), "expected a prefill before a call on a"),
         (lambda: session.retire(2), "expected a row index 0 .. 1, got 2"),
         (lambda: session.retire(-1), "expected a row index 0 .. 1, got -1"),
         (lambda: session.admit([texts()[0, :0]]), "expected at least one token in every new row"),

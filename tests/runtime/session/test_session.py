@@ -87,6 +87,8 @@ def test_positions_past_the_range_are_refused_and_the_cache_stays_as_it_was(
         "expected logits_to_keep to be a whole number of at least 0, got .1."),
     (lambda s: s.prefill(TOKENS, attention_mask=np.ones((1, 3))),
         "expected attention_mask of shape"),
+    (lambda s: s.prefill(None), "expected input_ids as an array or a list of rows, got None; give"),
+    (lambda s: s.rewind(1), "expected a prefill before rewind, got an empty session"),
     (lambda s: (s.prefill(TOKENS), s.rewind(13)), "expected n of rewind to be at most the lengths"),
     (lambda s: (s.prefill(TOKENS), s.prefill(TOKENS, start=3)),
         "expected start .12., where rows of .12. cached tokens continue, got 3; leave"),
