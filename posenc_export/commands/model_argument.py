@@ -6,6 +6,7 @@ import inspect
 import os
 import re
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
@@ -20,6 +21,7 @@ from posenc_export.shared.suggestion import suggestion
 
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
 LONGEST_NAME = 128
+WIDTH, HEADS = 512, 8  # of a block, unless they are given
 SHOWN = 8  # names of a Python module that a message lists
 GRAPH = "posenc audit compares an exported graph with its model, posenc inspect reads artefacts"
 # What to do with files that hold no model to export, by suffix. {}: the name without it
@@ -107,6 +109,10 @@ def arguments_of(options: argparse.Namespace) -> Tuple[str, Dict[str, Any]]:
         chosen[name] = value
     if "encoding" in chosen:
         check_encoding(chosen["encoding"])
+    width, heads = chosen.get("width", WIDTH), chosen.get("heads", HEADS)
+    if heads > 0 and width % heads and "head_size" not in chosen:
+        rule, remedy = "width to be divisible by heads", "give --head-size"
+        raise refusal("export", rule, f"{width} and {heads}", remedy)
     return kind, chosen
 
 
@@ -124,9 +130,21 @@ def _kind_of(model: str) -> str:
         raise refusal("export", "a model", f"the file {model}", remedy.format(path.stem))
     if CALLABLE.match(model) and not path.exists():
         return MODULE
+    if module := _module_of(model):
+        remedy = FILES[".py"].format(module)
+        raise refusal("export", "a model", f"the Python module {module}", remedy)
     kinds = "block, a folder with a checkpoint, a GGUF file, package.module:function, or one of"
     rule, remedy = f"model to be {kinds} {', '.join(NAMES)}", nearest_model(model, known)
     raise refusal("export", rule, repr(model), remedy)
+
+
+def _module_of(text: str) -> str:
+    """Return the name of the Python module, of the folder or installed, with which a text begins,
+    which is not imported; "" for none.
+    """
+    name = text.partition(".")[0].partition(":")[0]
+    found = PathFinder.find_spec(name, [os.getcwd(), *sys.path]) if name.isidentifier() else None
+    return name if found else ""
 
 
 def model_of(kind: str, model: str, chosen: Dict[str, Any]) -> Any:
@@ -142,8 +160,8 @@ def model_of(kind: str, model: str, chosen: Dict[str, Any]) -> Any:
 
 def _block(
     encoding: str = "rope",
-    width: int = 512,
-    heads: int = 8,
+    width: int = WIDTH,
+    heads: int = HEADS,
     max_positions: int = 4096,
     attention: str = "causal",
     seed: int = 0,

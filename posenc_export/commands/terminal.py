@@ -105,6 +105,8 @@ class OneLineParser(argparse.ArgumentParser):
         elif re.search(r"unrecognized arguments: \d", message) and "N,N" in self.format_usage():
             near = "numbers of an option are joined by commas, as --contexts 16,128; "
         line = " ".join(message.split())
+        for kind, meant in (("int", "a whole number"), ("float", "a number")):
+            line = line.replace(f"invalid {kind} value:", f"expected {meant}, got")
         self.exit(BAD_INPUT, f"{self.prog}: {line}; {near}see {self.prog} --help\n")
 
 

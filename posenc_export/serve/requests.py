@@ -84,7 +84,7 @@ def most_tokens(request: Request) -> int:
 def check_model(manifest: Manifest, limits: Limits) -> None:
     """Raise ValueError unless a model is a decoder without encoder whose rows can be admitted."""
     if not manifest.decodes:
-        raise refusal("serve", "a decoder", f"kind {manifest.kind}", "use posenc_export.load")
+        raise refusal("serve", "a decoder", f"kind {manifest.kind}", "use posenc inspect --runtime")
     if manifest.encoder:
         rule, remedy = "a decoder that reads no encoder", "use posenc generate --encoder"
         raise refusal("serve", rule, "one that reads one", remedy)

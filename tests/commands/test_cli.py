@@ -140,7 +140,7 @@ def test_a_preset_goes_from_export_to_text(tmp_path: Path, capsys: pytest.Captur
     text = _answer([*generate, "--max-tokens", "24"], capsys)
     assert bytes(text["tokens"]).decode() == text["text"] and len(text["tokens"]) == 24  # type: ignore[index]
     assert main(["generate", folder, "--prompt", "x" * 5000, "--max-tokens", "1"]) == 2
-    assert "a prompt of at most 4096 tokens, got 5000; give a shorter" in capsys.readouterr().err
+    assert "a prompt of 1 .. 4096 tokens, got 5000; change its length" in capsys.readouterr().err
     assert main(["generate", folder, "--prompt", "x", "--provider", "cuda"]) == 2
     assert "got cuda" in capsys.readouterr().err
 
@@ -172,6 +172,8 @@ EARLY = {
     "block --target onx": "did you mean onnx",
     "tiny-rop --target ort": "did you mean tiny-rope",
     "block --encoding ropee --target ort": "did you mean rope? posenc list shows all names",
+    "block --width 13 --target ort": "width to be divisible by heads, got 13 and 8; give --head",
+    "json --target ort": "got the Python module json; run the command in its folder with json:NAME",
 }
 
 
@@ -184,7 +186,7 @@ def test_an_export_is_refused_before_torch_is_imported_where_it_can_be(tmp_path:
     command = [sys.executable, "-c", program]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     *lines, statuses = ended.stderr.splitlines()
-    assert statuses == "[2, 2, 2, False]"
+    assert statuses == str([*[2] * len(EARLY), False])
     assert all(rule in line for rule, line in zip(EARLY.values(), lines, strict=True))
 
 
@@ -282,7 +284,8 @@ PARSED = {
         "posenc export: unrecognized arguments: --widht 5; did you mean --width?; see posenc export"
     ),
     "bench folder --context 128": "did you mean --contexts?",  # which is no abbreviation
-    "export block --max-positions 1e12 --target ort -o nowhere": "invalid int value: '1e12'",
+    "export block --max-positions 1e12 --target ort -o nowhere": "a whole number, got '1e12'",
+    "serve tiny-rope --port 80a": "argument --port: expected a whole number, got '80a'; see posenc",
     "serve tiny-rope --threads x": "--threads: expected a whole number of at least 1, got 'x'",
     "generate tiny-rope --prompt x --max-tokens 0": "--max-tokens: expected a whole number of",
     "chat tiny-rope --context -1": "--context: expected a whole number of at least 1, got '-1'",

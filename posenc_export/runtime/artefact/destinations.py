@@ -46,8 +46,9 @@ def check_folder(folder: Path, kind: Kind = ARTEFACT) -> None:
         raise ValueError(f"{where}, got the mount point {folder}; give a subfolder of it")
     _check_outside(folder, where)
     above = next(parent for parent in place.parents if parent.exists())
-    if not above.is_dir():
-        raise ValueError(f"{where}, got {folder} in {above}, which is a file; choose another name")
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        why = "cannot be written" if above.is_dir() else "is a file"
+        raise ValueError(f"{where}, got {folder} in {above}, which {why}; choose another name")
     if not place.exists():
         return
     if not place.is_dir():

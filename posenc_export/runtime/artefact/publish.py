@@ -41,12 +41,15 @@ class StagingFolder:
             check_folder(place, kind)
 
     def __enter__(self) -> Path:
-        self.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(self.parent):
-            _sweep(self.parent)
-            self.path = self.parent / (files.PREFIX + secrets.token_hex(8))
-            self.path.mkdir()
-            self._lock = _lock(self.path, wait=True)
+        self.path = self.parent / (files.PREFIX + secrets.token_hex(8))
+        try:
+            self.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(self.parent):
+                _sweep(self.parent)
+                self.path.mkdir()
+                self._lock = _lock(self.path, wait=True)
+        except OSError as error:  # of a name that nobody gave
+            raise OSError(error.errno, error.strerror, str(self.places[0])) from None
         return self.path
 
     def __exit__(self, *_: object) -> None:

@@ -290,7 +290,6 @@ def codec(folder: Path, manifest: Manifest, most: Optional[int] = None) -> Codec
         rule = f"an artefact with tokenizer.json or a byte-level decoder (vocabulary {BYTES})"
         got = f"kind {manifest.kind} with {manifest.vocabulary} token ids"
         remedy = "posenc inspect --runtime prints a program that runs it"
-        if manifest.vocabulary:
-            remedy = "call generate of a session, which takes token ids"
-        raise ValueError(f"text: expected {rule}, got {got}; {remedy}")
+        reads = " on token ids, as a session does" if manifest.vocabulary else ""
+        raise ValueError(f"text: expected {rule}, got {got}; {remedy}{reads}")
     return ByteCodec()

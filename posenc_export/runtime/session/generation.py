@@ -314,7 +314,7 @@ def check_generates(manifest: Manifest) -> None:
         of_module = f"a module with {last} outputs for {ids or 'no'} token ids"
         got = of_module if manifest.kind == "module" else f"kind {manifest.kind}"
         rule = "a decoder, or a module with an output for each token id, for generate"
-        raise expected(rule, got, "call prefill")
+        raise expected(rule, got, "call prefill, or use posenc inspect --runtime")
 
 
 def _earlier(before: Inputs, rows: int) -> List[List[int]]:

@@ -282,12 +282,9 @@ def prompt_ids(tokenizer: Codec, prompt: str, most: int) -> List[int]:
         remedy = "call session().generate for token ids or several rows"
         raise refusal("generate", "a prompt of text", short_repr(prompt), remedy)
     ids = tokenizer.encode(prompt)
-    if not ids:
-        rule = "a prompt of at least one character"
-        raise refusal("generate", rule, "an empty one", "give a text to continue")
-    if len(ids) > most:
-        remedy = "give a shorter one, or export with larger max_positions"
-        raise refusal("generate", f"a prompt of at most {most} tokens", len(ids), remedy)
+    if not 1 <= len(ids) <= most:
+        remedy = "change its length, or export with larger max_positions"
+        raise refusal("generate", f"a prompt of 1 .. {most} tokens", len(ids), remedy)
     return ids
 
 
@@ -403,7 +400,7 @@ def embed(model: Any, rows: Sequence[np.ndarray], batch: int = BATCH) -> np.ndar
 def check_embeds(manifest: Manifest) -> None:
     """Raise ValueError unless a model has the output OUTPUT."""
     if (last := manifest.outputs[-1].name) != OUTPUT:
-        remedy = "export a sentence-transformers folder, or call session().prefill"
+        remedy = "export a sentence-transformers folder, or run it by posenc inspect --runtime"
         raise refusal("embed", f"an artefact with output {OUTPUT}", last, remedy)
 
 

@@ -323,3 +323,11 @@ def test_a_full_disk_leaves_the_old_certificate(
     assert _same(tmp_path / "artefact", artefacts[0])
     names = ["model.pt", manifests.FILE_NAME, "reference.bin"]
     assert sorted(os.listdir(tmp_path / "artefact")) == names
+
+
+def test_a_place_where_no_folder_can_be_made_is_named_as_it_was_given() -> None:
+    with (
+        pytest.raises((OSError, ValueError), match="/proc/place"),
+        StagingFolder([Path("/proc/place")]),
+    ):
+        pass
