@@ -157,7 +157,7 @@ def test_a_template_that_is_broken_or_dangerous_is_refused_in_one_line(case: str
 
 
 def test_a_jinja2_whose_sandbox_can_be_left_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "version", lambda _: "3.1.5")
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "3.1.5")
     said = r"chat: expected jinja2 of at least 3\.1\.6, .* got 3.1.5"
     with pytest.raises(ValueError, match=said):
         ChatCodec(ByteCodec(), "", {})
