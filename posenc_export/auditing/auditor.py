@@ -181,6 +181,8 @@ class Auditor:
         self.cells += compared.audited()
         (verdict, sentence), cause = verdict_of(reply, self.cells), reply.cause
         sentence += self.joined
+        if verdict == "right" and self._ignores_positions():
+            sentence += f"; {CAUSES['positions ignored']}: right for consecutive positions only"
         if (rounding := self.rounding) is not None:
             self.say("audit: running the cells in the graph's own precision")
             own, of_own, lost = self._in_own_precision(rounding, cells, quick)
@@ -371,6 +373,19 @@ class Auditor:
         right, other = (self.reference.outputs(tokens, start) for start in starts)
         least = self.accuracy.tolerance if self.reference.facts.biased else 0.0
         return np.array_equal(first, moved) and numerics.worst_error(right, other) > least
+
+    def _ignores_positions(self) -> bool:
+        """Return whether position_ids in reverse give the same outputs."""
+        session, rows = self.session(), self.interface.batch or 1
+        if "position_ids" not in session.interface.inputs:
+            return False
+        name, run = session.interface.inputs["position_ids"].name, session.run
+        session.run = lambda feeds: run({**feeds, name: feeds[name][..., ::-1].copy()})
+        with contextlib.suppress(GraphError, NotPossible):
+            tokens, outputs = self._full_pass(rows, SHORT)
+            other = session.prefill(tokens)[..., :-TAGS]
+            return tokens.shape[1] > 1 and np.array_equal(outputs, other)
+        return False
 
     def limits(self, accuracy: Accuracy, columns: Columns) -> np.ndarray:
         """Return the largest error of each token if the graph is right [N]."""

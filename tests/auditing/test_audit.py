@@ -35,6 +35,18 @@ def test_a_graph_that_fails_for_other_numbers_of_rows_is_refused(tmp_path: Path)
     assert "Status" not in result.sentence
 
 
+def test_an_audit_says_that_a_right_graph_ignores_positions(tmp_path: Path) -> None:
+    folder, other = right("llama", cached=False), tmp_path / "model.onnx"
+    counted = "zeros = Sub (X, X)\n ones = Add (zeros, one)\n Y = CumSum (ones, one)"
+    plant(folder / "right.onnx", "position_ids", counted, other)
+    for graph, ignores in ((other, True), (folder / "right.onnx", False)):
+        result = audit(graph, folder / "checkpoint", quick=True)
+        said = (
+            "position_ids change nothing: right for consecutive positions only" in result.sentence
+        )
+        assert result.right and said == ignores, result.sentence
+
+
 @pytest.fixture(scope="module")
 def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint and model.onnx, whose caches are shifted by a slot."""
