@@ -4,7 +4,7 @@ import contextlib
 import functools
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ContextManager, Mapping, Optional, Tuple
+from typing import Any, ContextManager, List, Mapping, Optional, Tuple
 
 try:
     import onnxruntime
@@ -19,7 +19,7 @@ from posenc_export.runtime.artefact import files, rules
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import cuda_placement, cuda_steps
 from posenc_export.runtime.graphs.onnx_files import FOLDER, check_external, load_errors, refused
-from posenc_export.runtime.graphs.ort_options import PROVIDERS, SLOWER, session_options
+from posenc_export.runtime.graphs.ort_options import CRASHES, PROVIDERS, SLOWER, session_options
 from posenc_export.runtime.session import buffers
 from posenc_export.runtime.session.caches import BoundRun, Feeds, RunMemory
 
@@ -63,7 +63,8 @@ class OrtGraph:
             if content:
                 options.add_session_config_entry(FOLDER, files.utf8(path.parent))
             opened = content or files.utf8(path)
-            session, captures = _opened(opened, options, provider, captures)
+            disabled = [*SLOWER[provider], *CRASHES.get(manifest.dtype, ())]
+            session, captures = _opened(opened, options, provider, disabled, captures)
             rules.check_graph(manifest, session.get_inputs(), session.get_outputs())
         self.ort_session, self.steps = session, cuda_steps.DeviceSteps(session, captures)
 
@@ -138,7 +139,9 @@ class OrtGraph:
         return binding
 
 
-def _opened(model: Any, options: Any, provider: str, captures: bool) -> Tuple[Any, bool]:
+def _opened(
+    model: Any, options: Any, provider: str, disabled: List[str], captures: bool
+) -> Tuple[Any, bool]:
     """Open a session on a file or a serialised model. Return it, and whether it captures CUDA
     graphs, which ONNX Runtime may refuse if the table of kernels is of another version.
     """
@@ -150,11 +153,11 @@ def _opened(model: Any, options: Any, provider: str, captures: bool) -> Tuple[An
             options,
             [(name, settings)],
             enable_fallback=0,
-            disabled_optimizers=SLOWER[provider],
+            disabled_optimizers=disabled,
         )
     except load_errors() as error:
         if not captures:
             raise
         cuda_steps.warn_uncaptured(error)
-        return _opened(model, options, provider, captures=False)
+        return _opened(model, options, provider, disabled, captures=False)
     return session, captures

@@ -18,6 +18,8 @@ from posenc_export.shared.refusal import refusal
 # SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and LayerNormalization
 # that it replaces (ONNX Runtime 1.31, widths 256 to 1536).
 SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": []}
+# Ends the process on a Transpose of float16 before a product (onnxruntime issue 28392).
+CRASHES = {"float16": ["NchwcTransformer"]}
 # For DequantizeLinear before MatMul: 4-bit products that do not round activations. For 8 bits they
 # are slow, and weights are dequantized when they are loaded instead.
 FOUR_BITS = ("session.qdq_matmulnbits_accuracy_level", "0")
