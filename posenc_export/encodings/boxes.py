@@ -19,8 +19,8 @@ class Boxes(PositionEncoding):
 
     A height or width below 0 counts as 0.
 
-    Range: coordinates [4,B,S], the left, upper, right and lower edge of a box, each 0 .. size - 1;
-    with a size, 0 if they are not given.
+    Range: coordinates [4,B,S], the left, upper, right and lower edge of a box, each 0 .. size - 1.
+    If size is given, coordinates may be left out and are then 0.
 
     Args:
         geometry: width E.

@@ -17,10 +17,10 @@ class ComplexOrder(PositionEncoding):
     """Word j at position p: r_jk exp(i (w_jk p + t_jk)), k = 1 .. E/2, real parts before imaginary
     parts.
 
-    The token table holds r, w and t of every word, so that the encoding needs token ids and an
-    untied head. Angles w p are computed in float64, and far positions are as exact as near ones. In
-    float16 the table, with the frequencies, has 11 significant bits, which changes the output at
-    far positions.
+    The token table holds r, w and t of every word, so the encoding needs token ids and a head that
+    is not tied to the table. Angles w p are computed in float64, so far positions are as exact as
+    near ones. In float16 the table and thus the frequencies have 11 significant bits, which changes
+    the output at far positions.
 
     Args:
         geometry: width E, even.

@@ -20,14 +20,14 @@ class DeBERTa(PositionEncoding):
     2 span - 1); Kr, Qr projected from a trained table.
 
     delta is i - j in v1. In v2 and v3, distances from span / 2 on share buckets that grow
-    logarithmically up to max_relative. Both terms use row d, as in the authors' code and all
-    published checkpoints; the paper has delta(j,i) in the third (3.1). With only one of the terms,
-    the divisor is sqrt(2 D). The enhanced mask decoder (3.2) is not included: fine-tuned models do
-    not use it.
+    logarithmically up to max_relative. Both added terms use row d, as in the authors' code and all
+    published checkpoints; the paper (3.1) uses delta(j,i) for the term with Qr. With only one of
+    the terms, the divisor is sqrt(2 D). The enhanced mask decoder (3.2) is not included, because
+    fine-tuned models do not use it.
 
     The products of a key with Qr are computed when the key arrives, and cached. If a checkpoint
-    shares projections with the content (share_att_key), their weights are copied. Memory: [B,H,S,2
-    span], and the cached [B,H,T,2 span].
+    shares projections with the content (share_att_key), their weights are copied. Memory: products
+    of queries [B,H,S,2 span], and the cached products of keys [B,H,T,2 span].
 
     State: products of keys with Qr, float32, if attention is causal.
 
@@ -35,7 +35,7 @@ class DeBERTa(PositionEncoding):
         geometry: width E, heads, head size D.
         version: "v1" (linear) or "v2" (log buckets, also for v3).
         span: rows of distances on each side: max_relative_positions of v1, position_buckets of v2,
-            which is even.
+            an even number.
         max_relative: distance of the last bucket of v2, in tokens, above span.
         terms: "both", or one alone: "c2p" with Kr (content to position), "p2c" with Qr (position to
             content); pos_att_type of a checkpoint.

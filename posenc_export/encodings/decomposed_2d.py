@@ -18,13 +18,13 @@ class Decomposed2D(PositionEncoding):
     """scores + q_i . a[r_i - r_j] + q_i . b[c_i - c_j], r_p = p // columns, c_p = p % columns; a, b
     trained, shared by heads.
 
-    A table that was trained with another grid is resized once, before it is loaded, as the code of
-    both papers does in every call: torch.nn.functional.interpolate(table.T[None], 2 * rows - 1,
-    mode="linear")[0].T. MViTv2's pooling, which gives keys a coarser grid than queries, is not
-    included.
+    If a table was trained with another grid, resize it before it is loaded, by
+    torch.nn.functional.interpolate(table.T[None], 2 * rows - 1, mode="linear")[0].T. The code of
+    both papers does this in every call. MViTv2's pooling, which gives keys a coarser grid than
+    queries, is not included.
 
-    The products with a and b are not divided by sqrt(D), as in the code of both; MViTv2's text does
-    so. They are computed once per query and row, then gathered by offset. Memory
+    The products with a and b are not divided by sqrt(D), as in the code of both papers; the text of
+    MViTv2 divides them. They are computed once per query and row, then gathered by offset. Memory
     besides the scores: [B,H,S,2 rows - 1 + 2 columns - 1], and two indices [B,S,T] int64.
 
     Args:

@@ -26,8 +26,8 @@ class DualChunk(Rotation):
     Memory besides the scores: two tensors [B,H,S,T].
 
     Beyond a trained length L, scores of query i are multiplied by (0.1 ln((i + 1) / L) + 1)^2
-    (Qwen2.5-1M Technical Report, 2025). In a prompt, vLLM takes its length for i + 1,
-    which is the same for the last query.
+    (Qwen2.5-1M Technical Report, 2025). In a prompt, vLLM uses its length in place of i + 1 for all
+    queries, which differs for all but the last one.
 
     Args:
         geometry: head size D; max_positions.

@@ -26,9 +26,9 @@ class DynamicBias(Prepared):
     linear layers with SiLU between them.
 
     f is computed once per distance, in float64, and read as a table of max_positions rows if
-    causal, twice as many otherwise. The table has no gradients: load trained weights, and it is
-    computed again. In float16 large biases at linear distances are the same for neighbouring
-    distances.
+    causal, twice as many otherwise. The table has no gradients; it is computed again when trained
+    weights are loaded. In float16, large biases of linear distances are rounded to the same number
+    for neighbouring distances.
 
     Args:
         geometry: heads H, max_positions.

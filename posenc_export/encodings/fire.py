@@ -15,9 +15,9 @@ class FIRE(PositionEncoding):
     """scores + f_h(psi(i - j) / (psi(max(L, i)) + 1e-6)), psi(x) = log(c x + 1), f an MLP from one
     number to H; c and L trained.
 
-    The divisor depends on the query only, so cached keys are valid at every length. It has 1e-6
-    added and positions from 0, as in the authors' code; the paper has neither. Memory: the hidden
-    layer [B,S,T,hidden]; prompts are read in chunks, which limit S.
+    The divisor depends on the query only, so cached keys are valid at every length. As in the
+    authors' code, it adds 1e-6 and counts positions from 0; the paper does neither. Memory: the
+    hidden layer [B,S,T,hidden]; prompts are read in chunks, which limit S.
 
     Args:
         geometry: heads H.

@@ -18,7 +18,7 @@ class FLOATER(Trajectory):
 
     The equation does not depend on tokens, so it is solved once, in float64, by the classical
     Runge-Kutta method with fixed steps, and read as a table. `prepare` solves it again after
-    weights have changed. In training mode calls do so themselves, and gradients flow to the weights
+    weights have changed. In training mode every call does this, and gradients flow to the weights
     through the steps of the method, up to the last position of the call. If dp/dt = A p and A
     rotates pairs of entries, p is the sinusoid; tanh near 0 approximates that field.
 

@@ -18,8 +18,8 @@ class Inkling(PositionEncoding):
     `basis` numbers per head, c trained.
 
     x is the input of the attention. The added term does not depend on the content of keys, so there
-    is no state. Inkling scales the scores of long texts by a temperature, which multiplies this
-    term too; `logn` combined with this encoding multiplies queries only. Memory besides the scores:
+    is no state. Inkling multiplies the scores of long texts, with this term, by a temperature;
+    `logn` combined with this encoding multiplies the queries only. Memory besides the scores:
     [B,H,S,extent+1].
 
     Args:

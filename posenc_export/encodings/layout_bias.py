@@ -17,9 +17,9 @@ class LayoutBias(PositionEncoding):
     """scores + (a_h[bucket(n_j - n_i)] + b_h[bucket(x_j - x_i)] + c_h[bucket(y_j - y_i)]) /
     sqrt(D), n the place in the text, x and y those of a box; a, b, c trained, buckets of T5.
 
-    x is the left and y the lower edge of the box of a token (entries 0 and 3 of bbox). Without a
-    size, the place in the text is a coordinate too, because patches of the image count from 0
-    again. All layers share the tables. Memory: the biases [B,H,S,S], once for all layers.
+    x is the left and y the lower edge of the box of a token (entries 0 and 3 of bbox). If size is
+    0, n is a coordinate, too, because the patches of the image count from 0 again. All layers share
+    the tables. Memory: the biases [B,H,S,S], once for all layers.
 
     Range: coordinates [3,B,S], each 0 .. max_positions - 1; with a size, the coordinates [4,B,S] of
     `boxes`, each 0 .. size - 1, and positions. Scores depend on the differences of both only.
@@ -27,11 +27,11 @@ class LayoutBias(PositionEncoding):
     Args:
         geometry: heads H, head size D.
         buckets: rows of a, even; rel_pos_bins.
-        max_distance: distance in tokens from which the last bucket is used, above the single
-            distances; max_rel_pos.
+        max_distance: distance in tokens from which the last bucket is used; larger than all
+            distances with a bucket of their own; max_rel_pos.
         box_buckets, box_max_distance: the same for b and c; rel_2d_pos_bins and max_rel_2d_pos.
         added: "scaled", as LayoutLMv3; "unscaled" without the division by sqrt(D), as LayoutLMv2.
-        size: values of an edge of a box, to read boxes; 0 to read n, x and y.
+        size: number of values of an edge, if boxes are read; 0 if n, x and y are read.
 
     Weights:
         of_text.weight, of_x.weight, of_y.weight: a, b, c, [buckets,H], the second half for later

@@ -17,7 +17,7 @@ class Recurrent(Trajectory):
     """x + p_k, p_(k+1) = GRU(p_k) without input, p_0 and the cell trained.
 
     The recurrence does not depend on tokens, so it is run once, in float64, and read as a table.
-    `prepare` runs it again after weights have changed. In training mode calls do so themselves, and
+    `prepare` runs it again after weights have changed. In training mode every call does this, and
     gradients flow to the weights through the recurrence, up to the last position of the call. The
     initial cell rotates pairs of entries as a sinusoid, so that all positions differ; random
     weights would converge to a fixed point.

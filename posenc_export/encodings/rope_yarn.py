@@ -29,8 +29,8 @@ class RoPEYaRN(Rotary):
             m(1); m(s) = 0.1 s ln(factor) + 1. 1 for no temperature.
         mscale, mscale_all_dim: as in DeepSeek, whose `scale` of the attention has the further
             factor m(mscale_all_dim)^2; 0 if not given.
-        truncate: "yes" rounds the ends of a ramp in pairs to whole pairs, as the authors do; "no",
-            as gpt-oss.
+        truncate: "yes" rounds the ends of the ramp to whole pairs, as the authors do; "no" does
+            not, as in gpt-oss.
         theta, layout, rotary: see RoPE.
     """
 

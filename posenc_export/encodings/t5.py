@@ -29,9 +29,9 @@ class T5(PositionEncoding):
 
     Args:
         geometry: heads H; causal or not.
-        buckets: rows of b; even if bidirectional.
-        max_distance: distance in tokens from which the last bucket is used, above the single
-            distances.
+        buckets: rows of b, an even number if bidirectional.
+        max_distance: distance in tokens from which the last bucket is used; larger than all
+            distances with a bucket of their own.
         scores: "unscaled", as T5; "scaled" for q k / sqrt(D).
 
     Weights:

@@ -25,15 +25,15 @@ class WavLM(PositionEncoding):
     s, W, c trained, buckets of T5.
 
     x_ih are the E/H numbers of the attention's input at the place of head h, as in the published
-    code; the paper has the query instead, and 1 - r for r. In WavLM all layers share the table of
-    the first layer, which is copied to every layer. Memory besides the scores: [B,H,S,buckets], and
-    an index [B,S,T] int64.
+    code; the paper uses the query instead, and 1 - r in place of r. In WavLM all layers share the
+    table of the first layer, which is copied to every layer. Memory besides the scores:
+    [B,H,S,buckets], and an index [B,S,T] int64.
 
     Args:
         geometry: width E, heads H that divide it; causal or not.
-        buckets: rows of b; even if bidirectional.
-        max_distance: distance in tokens from which the last bucket is used, above the single
-            distances.
+        buckets: rows of b, an even number if bidirectional.
+        max_distance: distance in tokens from which the last bucket is used; larger than all
+            distances with a bucket of their own.
 
     Weights:
         table.weight: b, [buckets,H]; if bidirectional, the second half is for later keys.
