@@ -7,37 +7,19 @@ import ipaddress
 import re
 import secrets
 from dataclasses import dataclass
-from typing import Annotated, Any, Callable, Optional, Sequence, Tuple
+from typing import Annotated, Optional, Sequence, Tuple
 
 from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from starlette.datastructures import Headers
 
 from posenc_export.serve.requests import refused
 from posenc_export.shared.refusal import refusal
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 ANY = "*"
-LONGEST = 80  # most characters of a header that a message quotes
 BEARER = HTTPBearer(auto_error=False, description="The key of the server, if it has one.")
-
-
-@dataclass
-class Hosts:
-    """Middleware that answers requests with a name in Host that is none of `hosts`."""
-
-    app: Any
-    hosts: Sequence[str]  # without port, in lower case
-    answer: Callable[[int, str], Any]  # returns the response for status and message
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        given = Headers(scope=scope).get("host", "") if scope["type"] == "http" else self.hosts[0]
-        app = self.app
-        if re.sub(r":[0-9]*$", "", given).lower() not in self.hosts:
-            rule, got = f"one of {', '.join(self.hosts)}", given[:LONGEST] or "none"
-            app = self.answer(400, str(refusal("Host", rule, got, "change Host, or --host")))
-        await app(scope, receive, send)
 
 
 @dataclass(frozen=True)
@@ -59,10 +41,8 @@ class Access:
             rule = "Authorization: Bearer with the key of this server"
             raise refused("key", rule, got, "send its key", 401)
 
-    def protect(self, app: FastAPI, answer: Callable[[int, str], Any]) -> None:
-        """Add the checks of Host and of requests that browsers send ahead (CORS). answer: returns
-        the response for status and message.
-        """
+    def protect(self, app: FastAPI) -> None:
+        """Add the checks of Host and of requests that browsers send ahead (CORS)."""
         if self.origins:
             app.add_middleware(
                 CORSMiddleware,
@@ -70,8 +50,7 @@ class Access:
                 allow_methods=["GET", "POST"],
                 allow_headers=["Authorization", "Content-Type"],
             )
-        if ANY not in self.hosts:
-            app.add_middleware(Hosts, hosts=[*map(str.lower, self.hosts)], answer=answer)
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=self.hosts, www_redirect=False)
 
 
 def access(

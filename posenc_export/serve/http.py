@@ -67,7 +67,7 @@ def application(
     # The pages of FastAPI load scripts from another server: /openapi.json is the description.
     app = FastAPI(**about, docs_url=None, redoc_url=None, **settings)
     app.include_router(routes, dependencies=[Depends(access.check_key)] if access.key else [])
-    access.protect(app, answer)
+    access.protect(app)
 
     @app.get("/health", summary="200 if the server accepts requests, otherwise 503")
     async def health() -> Response:

@@ -1,9 +1,8 @@
 """Who may use the server: Host, Origin, Content-Type, key."""
 
-import contextlib
 import http.client
 import json
-from typing import Any, Dict, Iterator, Optional, Tuple
+from typing import Any, Dict, Iterator, Optional
 
 import pytest
 
@@ -29,18 +28,12 @@ def port(model: Model) -> Iterator[int]:
 def _status(
     port: int, headers: Dict[str, str], path: str = "/v1/completions", method: Optional[str] = None
 ) -> int:
-    return _answered(port, headers, path, method)[0]
-
-
-def _answered(
-    port: int, headers: Dict[str, str], path: str, method: Optional[str] = None
-) -> Tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     usual, body = ("POST", BODY) if "complet" in path else ("GET", None)
     connection.request(method or usual, path, body, headers)
-    answer = connection.getresponse()
-    with contextlib.closing(connection):
-        return answer.status, answer.read()
+    status = connection.getresponse().status
+    connection.close()
+    return status
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:{}", "localhost:{}", "[::1]:{}", "localhost"])
@@ -50,10 +43,7 @@ def test_requests_to_local_names_are_answered(host: str, port: int) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/health", "/metrics"])
 def test_requests_to_foreign_names_are_refused(path: str, port: int) -> None:
-    foreign = {**JSON, **KEY, "Host": f"evil.example:{port}"}
-    status, body = _answered(port, foreign, path)
-    said = "Host: expected one of 127.0.0.1, localhost, [::1], got evil.example"
-    assert status == 400 and json.loads(body)["error"]["message"].startswith(said)
+    assert _status(port, {**JSON, **KEY, "Host": f"evil.example:{port}"}, path) == 400
 
 
 def test_an_allowed_page_may_send_requests(port: int) -> None:
