@@ -93,7 +93,7 @@ class Contestant:
     def perplexity(self) -> Optional[float]:
         """Perplexity over that of float32; None if not measured on this folder."""
         quality = None if self._built else self.manifest.quality
-        return quality.ratio or None if quality else None
+        return quality.ratio if quality else None
 
     @property
     def _built(self) -> bool:

@@ -90,7 +90,7 @@ class Loss:
         """Return the fields of Quality."""
         figures = {
             "error": rounded_up(self._errors.rms),
-            "agreement": self.same / self.tokens if manifest.decodes else 0.0,
+            "agreement": self.same / self.tokens if manifest.decodes else None,
             "tokens": self.tokens,
         }
         if not self.bytes_of_token:

@@ -66,35 +66,38 @@ class Package(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Quality(Struct, frozen=True, forbid_unknown_fields=True):
-    """What an artefact that rounds loses against the float32 module. Figures of text may be 0."""
+    """What an artefact that rounds loses against the float32 module. None was not measured, for
+    which earlier versions wrote 0.
+    """
 
     inputs: Annotated[str, Meta(pattern=INPUTS)]
     # Root mean square of the differences of outputs, relative to that of the module's outputs.
     error: Finite
-    # Fraction of tokens after which the largest logit is that of float32; 0 for models without
-    # logits. Earlier versions rounded it to three digits.
-    agreement: Annotated[float, Meta(ge=0.0, le=1.0)]
     tokens: AtLeastOne  # number of compared tokens
     # Worst error of the grid for the same rounded weights computed in float32, without rounding of
     # activations and caches.
     exact: Finite
     exact_tolerance: Finite  # bound of `exact`
-    perplexity: Finite = 0.0  # exponential of the mean cross-entropy of the next token
-    float32_perplexity: Finite = 0.0  # of the float32 module
+    # Fraction of tokens after which the largest logit is that of float32. Earlier versions rounded
+    # it to three digits.
+    agreement: Optional[Annotated[float, Meta(ge=0.0, le=1.0)]] = None
+    perplexity: Optional[Finite] = None  # exponential of the mean cross-entropy of the next token
+    float32_perplexity: Optional[Finite] = None  # of the float32 module
     # Cross-entropy of the next token in bits, divided by the mean length of a token in bytes.
-    bits_per_byte: Finite = 0.0
-    float32_bits_per_byte: Finite = 0.0  # of the float32 module
+    bits_per_byte: Optional[Finite] = None
+    float32_bits_per_byte: Optional[Finite] = None  # of the float32 module
     sha256: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""  # digest of the text
 
     @property
-    def ratio(self) -> float:
-        """Perplexity over that of the float32 module; 0 without text."""
-        return self.perplexity / self.float32_perplexity if self.float32_perplexity else 0.0
+    def ratio(self) -> Optional[float]:
+        """Perplexity over that of the float32 module; None without text."""
+        measured, plain = self.perplexity, self.float32_perplexity
+        return measured / plain if measured and plain else None
 
     @property
     def first_tokens(self) -> str:
         """How many of the compared tokens the token of float32 follows; "" without logits."""
-        same = round(self.agreement * self.tokens)
+        same = round((self.agreement or 0) * self.tokens)
         return f"{same} of {self.tokens}" if self.agreement or self.sha256 else ""
 
 

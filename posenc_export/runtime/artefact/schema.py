@@ -339,6 +339,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     def to_json(self) -> Dict[str, Any]:
         """Convert to dicts, lists, strings and numbers."""
         plain: Dict[str, Any] = msgspec.to_builtins(self)
+        measured = (plain["quality"] or {}).items()
+        plain["quality"] = {name: value for name, value in measured if value is not None}
         omitted = [(plain, name) for name in OMITTED_IF_EMPTY]
         for part, name in omitted + [(state, "window") for state in plain["states"]]:
             if not part[name]:
