@@ -113,6 +113,10 @@ def _captured(
     own, (first, *beside) = cleaned._asdict(), cleaned.inputs
     del own["inputs"]
     takes = plain.argument is not None
+    known = inspect.signature(plain.module.forward).parameters.get(plain.argument or "")
+    if takes and not beside[0].users and (known is None or known.default is not known.empty):
+        got = f"{plain.argument!r}, which changes no output; leave it out"
+        raise Refused(f"expected positions to name an argument with positions, got {got}")
     result = Capture(
         **own,
         where=f"module {type(plain.module).__name__}",

@@ -155,6 +155,16 @@ def test_positions_that_forward_does_not_take_are_refused_by_name() -> None:
         capture(Words(), ids(), MOST, positions="where")
 
 
+class Unplaced(Words):
+    def forward(self, ids: Tensor, where: Optional[Tensor] = None) -> Tensor:
+        return super().forward(ids)
+
+
+def test_an_argument_that_changes_no_output_is_not_taken_for_positions() -> None:
+    with pytest.raises(Refused, match="argument with positions, got 'where', which changes no out"):
+        capture(Unplaced(), ids(), MOST, positions="where")
+
+
 class Hidden(Words):
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.attend(x))

@@ -144,7 +144,7 @@ def _check_merges(content: bytes) -> None:
     tokenizers cuts off by its length; within a character, that ends the process.
     """
     model = msgspec.json.decode(content, type=WithMerges).model
-    prefix = model.continuing_subword_prefix
+    prefix = model.continuing_subword_prefix or ""
     for merge in msgspec.json.decode(model.merges) if prefix else ():
         second = merge.split(" ")[-1] if isinstance(merge, str) else merge[1]
         if not second.startswith(prefix):
