@@ -31,31 +31,38 @@ OPTIONS: Table = {
         "encoder with sentence_embedding"
     ),
     "--host": option("address to listen on; 0.0.0.0 for all addresses", "127.0.0.1"),
-    "--port": option("port to listen on; 0 for any free port", 8000),
+    "--port": option("port to listen on; 0 for any free port", 8000, least=0),
     "--name": option(
         "name of the model in requests (default: name of the checkpoint, or else of the folder)"
     ),
-    "--rows": option("most requests that are decoded together", 16),
+    "--rows": option("most requests that are decoded together", 16, least=1),
     "--memory": option(
         "memory in MB for the caches of rows; a request whose row does not fit waits (default: "
         "half of the available memory, less that of prefixes)",
-        type=int,
+        least=1,
         metavar="MB",
     ),
-    "--queue": option("requests that wait for a row; further requests are answered with 429", 64),
+    "--queue": option(
+        "requests that wait for a row; further requests are answered with 429", 64, least=1
+    ),
     "--context": option(
         "largest number of tokens of prompt and continuation (default: the range of positions, as "
         "far as the memory allows)",
-        type=int,
+        least=1,
     ),
-    "--chunk": option("most tokens of prompts that are read between two decode steps", CHUNK),
+    "--chunk": option(
+        "most tokens of prompts that are read between two decode steps", CHUNK, least=1
+    ),
     "--prefix-memory": option(
         "memory in MB for the caches of prompts, which requests that begin alike share; 0 for none",
         256,
+        least=0,
         metavar="MB",
     ),
-    "--grace": option("seconds that running requests have to finish after SIGTERM", 30),
-    "--timeout": option("seconds from the arrival of a request to the end of its response", 600),
+    "--grace": option("seconds that running requests have to finish after SIGTERM", 30, least=0),
+    "--timeout": option(
+        "seconds from the arrival of a request to the end of its response", 600, least=1
+    ),
     "--allow-origin": dict(
         action="append",
         default=[],

@@ -13,7 +13,7 @@ CHUNK = 64  # default of the largest number of prompt tokens fed between two ste
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a server. Raises ValueError for one that is too small."""
+    """Limits of a server."""
 
     rows: int = 16  # largest number of requests decoded together
     queue: int = 64  # number of requests waiting for a row
@@ -22,13 +22,6 @@ class Limits:
     seconds: int = 600  # time from the arrival of a request to the end of its response
     prefix_memory: int = 0  # bytes for the caches of prompts, kept for requests that begin alike
     memory: int = sys.maxsize  # bytes for the caches of rows, while they grow too
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            least = 0 if name == "prefix_memory" else 1
-            if value < least:
-                rule = f"{name} of at least {least}"
-                raise refusal("serve", rule, value, "give a larger number")
 
 
 @dataclass(frozen=True, eq=False)

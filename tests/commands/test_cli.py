@@ -285,7 +285,8 @@ PARSED = {
     ),
     "bench folder --context 128": "did you mean --contexts?",  # which is no abbreviation
     "export block --max-positions 1e12 --target ort -o nowhere": "a whole number, got '1e12'",
-    "serve tiny-rope --port 80a": "argument --port: expected a whole number, got '80a'; see posenc",
+    "serve tiny-rope --port 80a": "--port: expected a whole number of at least 0, got '80a'; see",
+    "serve tiny-rope --rows 0": "--rows: expected a whole number of at least 1, got '0'; see posenc",
     "serve tiny-rope --threads x": "--threads: expected a whole number of at least 1, got 'x'",
     "generate tiny-rope --prompt x --max-tokens 0": "--max-tokens: expected a whole number of",
     "chat tiny-rope --context -1": "--context: expected a whole number of at least 1, got '-1'",
@@ -305,45 +306,32 @@ def test_what_the_parser_refuses_is_one_line_and_status_2(
     assert stopped.value.code == 2 and said in line
 
 
-def test_a_gguf_file_is_refused_with_the_command_that_exports_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"GGUF")
-    assert main(["verify", str(path)]) == 2
-    said = f"export the file first: posenc export {path} --target ort -o ARTEFACT"
-    assert said in capsys.readouterr().err
-
-
-# Of files that are no model to export or no folder for it, what the message says.
+# What is said of files that are no model to export, no artefact or no folder for one.
 FILES = {
-    "theirs.onnx -o new": "got the file theirs.onnx; posenc audit compares an exported graph with",
-    "own.py -o new": "got the file own.py; run the command in its folder with own:NAME, the name",
-    "made -o new": "got made, which is an artefact already; posenc inspect prints what it holds",
-    "block -o own.py/new": "own.py, which is a file; choose another name",
+    "export theirs.onnx --target ort -o x": "the file theirs.onnx; posenc audit compares an exported",
+    "export own.py --target ort -o x": "got the file own.py; run the command in its folder with own:",
+    "export made/ort --target ort -o x": "an artefact already; posenc inspect prints what it holds",
+    "export block --target ort -o own.py/x": "own.py, which is a file; choose another name",
+    "verify a.gguf": "export the file first: posenc export a.gguf --target ort -o ARTEFACT",
+    "inspect made": "posenc.json in it, got none; give one of its subfolders onnx, ort",
 }
 
 
-@pytest.mark.parametrize(("options", "said"), FILES.items())
-def test_a_file_that_is_no_model_and_no_folder_is_refused_with_what_it_is_for(
-    options: str, said: str, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture
+@pytest.mark.parametrize(("command", "said"), FILES.items())
+def test_a_file_or_folder_of_another_kind_is_refused_with_what_it_is_for(
+    command: str, said: str, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "made").mkdir()
-    for name in ("theirs.onnx", "own.py", "made/posenc.json"):
+    for name in (
+        "theirs.onnx",
+        "own.py",
+        "a.gguf",
+        "made/ort/posenc.json",
+        "made/onnx/posenc.json",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
-    assert main(["export", *options.split(), "--target", "ort"]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_a_folder_of_several_artefacts_is_refused_with_their_names(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    for target in ("onnx", "ort"):
-        (tmp_path / target).mkdir()
-        (tmp_path / target / "posenc.json").write_text("{}")
-    assert main(["inspect", str(tmp_path)]) == 2
-    said = "expected posenc.json in it, got none; give one of its subfolders onnx, ort"
+    assert main(command.split()) == 2
     assert said in capsys.readouterr().err
 
 

@@ -24,6 +24,7 @@ WINDOW = 16  # tokens of a prompt on which the text of the next token can depend
 PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
 REST = sorted(set(range(256)).difference(PRINTED))
 LETTERS = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): b for i, b in enumerate(REST)}
+Parts = Dict[str, msgspec.Raw]  # an object in JSON whose values are not decoded
 BYTE = re.compile("<0x([0-9A-F]{2})>")
 CONTINUES = re.compile("<0x[89AB][0-9A-F]>")  # tokens of bytes that begin no character
 
@@ -126,26 +127,14 @@ def read_tokenizer(content: bytes, most: Optional[int] = None) -> Any:
     return tokenizer
 
 
-class Merges(msgspec.Struct):
-    """What is read of the model in tokenizer.json."""
-
-    continuing_subword_prefix: Optional[str] = None
-    merges: msgspec.Raw = msgspec.Raw(b"[]")
-
-
-class WithMerges(msgspec.Struct):
-    """What is read of tokenizer.json before the tokenizers package reads it."""
-
-    model: Merges
-
-
 def _check_merges(content: bytes) -> None:
     """Raise ValueError for a merge whose second token does not begin with the prefix that
     tokenizers cuts off by its length; within a character, that ends the process.
     """
-    model = msgspec.json.decode(content, type=WithMerges).model
-    prefix = model.continuing_subword_prefix or ""
-    for merge in msgspec.json.decode(model.merges) if prefix else ():
+    decode = msgspec.json.decode
+    model = decode(decode(content, type=Parts)["model"], type=Parts)
+    prefix = decode(model.get("continuing_subword_prefix", b"null"))
+    for merge in decode(model.get("merges", b"[]")) if prefix else ():
         second = merge.split(" ")[-1] if isinstance(merge, str) else merge[1]
         if not second.startswith(prefix):
             raise ValueError(f"a merge whose second token does not begin with {prefix!r}")
