@@ -286,7 +286,7 @@ PARSED = {
     "bench folder --context 128": "did you mean --contexts?",  # which is no abbreviation
     "export block --max-positions 1e12 --target ort -o nowhere": "a whole number, got '1e12'",
     "serve tiny-rope --port 80a": "--port: expected a whole number of at least 0, got '80a'; see",
-    "serve tiny-rope --rows 0": "--rows: expected a whole number of at least 1, got '0'; see posenc",
+    "serve tiny-rope --rows 0": "--rows: expected a whole number of at least 1, got '0'; see",
     "serve tiny-rope --threads x": "--threads: expected a whole number of at least 1, got 'x'",
     "generate tiny-rope --prompt x --max-tokens 0": "--max-tokens: expected a whole number of",
     "chat tiny-rope --context -1": "--context: expected a whole number of at least 1, got '-1'",
@@ -306,10 +306,11 @@ def test_what_the_parser_refuses_is_one_line_and_status_2(
     assert stopped.value.code == 2 and said in line
 
 
+TWO = ("onnx", "ort")
 # What is said of files that are no model to export, no artefact or no folder for one.
 FILES = {
-    "export theirs.onnx --target ort -o x": "the file theirs.onnx; posenc audit compares an exported",
-    "export own.py --target ort -o x": "got the file own.py; run the command in its folder with own:",
+    "export theirs.onnx --target ort -o x": "file theirs.onnx; posenc audit compares an exported",
+    "export own.py --target ort -o x": "file own.py; run the command in its folder with own:",
     "export made/ort --target ort -o x": "an artefact already; posenc inspect prints what it holds",
     "export block --target ort -o own.py/x": "own.py, which is a file; choose another name",
     "verify a.gguf": "export the file first: posenc export a.gguf --target ort -o ARTEFACT",
@@ -322,13 +323,7 @@ def test_a_file_or_folder_of_another_kind_is_refused_with_what_it_is_for(
     command: str, said: str, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in (
-        "theirs.onnx",
-        "own.py",
-        "a.gguf",
-        "made/ort/posenc.json",
-        "made/onnx/posenc.json",
-    ):
+    for name in ("theirs.onnx", "own.py", "a.gguf", *(f"made/{t}/posenc.json" for t in TWO)):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
     assert main(command.split()) == 2
