@@ -18,17 +18,15 @@ from posenc_export.auditing.inputs import NotUnrounded
 from posenc_export.models.whole_pass import encodings_in
 from posenc_export.runtime.verification.proof import Accuracy
 from posenc_export.shared import numerics
-from posenc_export.shared.numerics import BFLOAT16, UNIT_ROUNDOFF
+from posenc_export.shared.numerics import NOISE, UNIT_ROUNDOFF
 
 # Largest part of its size by which rounding changes a weight: in codes, so many times the error of
 # one scale for all numbers, and no more than this.
 TIMES, MOST = 3.0, 0.7
-HALVES = {"float16": 2 * UNIT_ROUNDOFF["float16"], "bfloat16": 2 * BFLOAT16}
 EPSILON = 1e-4  # smaller constants, such as those of norms, change less than float32 rounds
 HIDES = -6e4  # of masks
 FIRST = 8  # rows by which most weights are told apart
 Taken = Dict[Tuple[str, int], np.ndarray]  # numbers by name and first row of what they are of
-NOISE = {"float16": numerics.FLOAT16_NOISE, "bfloat16": numerics.BFLOAT16_NOISE}
 
 
 class Slot(NamedTuple):
@@ -113,8 +111,8 @@ def slots(model: Any) -> List[Slot]:
 
 def bound(kind: str, numbers: np.ndarray) -> float:
     """Return the largest part of its size by which rounding changes a weight."""
-    if kind in HALVES:
-        return HALVES[kind]
+    if kind in NOISE:
+        return 2 * UNIT_ROUNDOFF[kind]
     size = float(np.sqrt(np.mean(np.square(numbers)))) or 1.0
     step = float(np.abs(numbers).max()) / 2 ** (int(kind.split()[0]) - 1)
     return min(MOST, TIMES * step / 12**0.5 / size)

@@ -1,7 +1,7 @@
 """Write artefact folders: graph and manifest, verified and then published in one step."""
 
-import dataclasses
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
@@ -84,8 +84,8 @@ def export(
         OSError: the folder cannot be written, or the disk is full; an existing artefact is
             unchanged.
     """
-    how = (signature, dtype, verify, progress, weights, calibrate, cache, tolerance, text)
-    options = ExportOptions(*how, max_loss, size)
+    options = ExportOptions(signature, dtype, verify, progress, weights, calibrate, cache)
+    options = replace(options, tolerance=tolerance, text=text, max_loss=max_loss, size=size)
     read = ReadAs(example, max_positions, positions, causal, output, axes)
     return export_all(model, [target], folder, options, read=read)[0]
 
@@ -202,8 +202,7 @@ def _make(
     described = describe(source.model, target, options.signature).replace(**source.rounded)
     accuracy = accuracy_of(source.model, described)
     if options.tolerance is not None:
-        accuracy = accuracy.with_stated(options.tolerance)
-        accuracy = dataclasses.replace(accuracy, fixed=True)
+        accuracy = replace(accuracy.with_stated(options.tolerance), fixed=True)
     manifest, expected, compared = _written(source, described, folder, accuracy, options)
     manifests.write(manifest, folder)
     if options.size is not None:

@@ -62,8 +62,7 @@ def accuracy_of(model: Model, manifest: Manifest) -> Accuracy:
 
 def _noise(manifest: Manifest) -> float:
     """Return the relative rounding error of one product; 0 in float32."""
-    noises = {"float16": numerics.FLOAT16_NOISE, "bfloat16": numerics.BFLOAT16_NOISE}
-    of_dtype = noises.get(manifest.dtype, 0.0)
+    of_dtype = numerics.NOISE.get(manifest.dtype, 0.0)
     few_bits, sources = manifest.weights, [of_dtype]
     if few_bits and few_bits.activations == "int8":
         sources.append(numerics.rounding_noise(8, format_of(few_bits.format).shared))

@@ -89,8 +89,7 @@ def _check_hook(
                 f"{rule} to return {wanted} in a model of {dtype}, got {got}; {remedy}"
             )
         errors.add(result.double().numpy(), numbers.double().numpy())
-    noise = {"float16": numerics.FLOAT16_NOISE, "bfloat16": numerics.BFLOAT16_NOISE}[dtype]
-    bound = numerics.rounding_tolerance(noise)
+    bound = numerics.rounding_tolerance(numerics.NOISE[dtype])
     worst = numerics.cell_error(errors, rounds=True)
     if not worst <= bound:
         raise ValueError(

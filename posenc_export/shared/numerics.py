@@ -6,13 +6,12 @@ import numpy as np
 
 from posenc_export.shared.refusal import refusal
 
-UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}
-BFLOAT16 = 2.0**-8  # unit roundoff of bfloat16
-# Root mean square error, relative to the exact number; errors of numbers are uniform within the
-# unit roundoff u, with a root mean square of u / sqrt(3).
-FLOAT16_NOISE = UNIT_ROUNDOFF["float16"] / math.sqrt(3)  # of a number that is rounded to float16
+UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 BOTH = math.sqrt(2 / 3)  # of two factors that are both rounded, relative to their unit roundoff
-BFLOAT16_NOISE = BFLOAT16 * BOTH  # of a product of two numbers that are both rounded to bfloat16
+# Root mean square error, relative to the exact number: of a number that is rounded to float16, and
+# of a product of two that are rounded to bfloat16. Errors of numbers are uniform within the unit
+# roundoff u, with a root mean square of u / sqrt(3).
+NOISE = {"float16": 2.0**-11 / math.sqrt(3), "bfloat16": 2.0**-8 * BOTH}
 FINE = 256  # positions from a row of the coarse table of a rotation in two levels to the next
 LEVELS = ("coarse", "fine")  # end the names of these tables, behind a point
 BUFFER = 1 << 16  # numbers compared at a time
@@ -31,14 +30,11 @@ def tolerance(dtype: str, depth: int, reduction: int) -> float:
     reference, after `depth` blocks (at least 1), whose longest sum has `reduction` terms.
 
     In float32, the error of a sum of n rounded terms grows like sqrt(n) (Higham, Accuracy and
-    Stability of Numerical Algorithms, 2.8), and the errors of `depth` layers add up. In float16,
-    the bound is that of rounding_tolerance. Raises ValueError for another dtype.
+    Stability of Numerical Algorithms, 2.8), and the errors of `depth` layers add up. In half
+    precision, the bound is that of rounding_tolerance.
     """
-    if dtype not in UNIT_ROUNDOFF:
-        rule = f"dtype to be one of {', '.join(UNIT_ROUNDOFF)}"
-        raise refusal("numerics", rule, repr(dtype))
-    if dtype == "float16":
-        return rounding_tolerance(FLOAT16_NOISE)
+    if dtype in NOISE:
+        return rounding_tolerance(NOISE[dtype])
     return SAFETY * max(depth, 1) * UNIT_ROUNDOFF["float32"] * (1 + math.sqrt(max(reduction, 1)))
 
 

@@ -13,7 +13,7 @@ from posenc_export import load
 from posenc_export.export import ReadAs, Sources, VerificationError, export
 from posenc_export.export.read_module import ReadModule
 from posenc_export.export.sources import check_half, in_dtype
-from posenc_export.shared.numerics import FLOAT16_NOISE, worst_error
+from posenc_export.shared.numerics import NOISE, worst_error
 from tests.reading.compare import outputs
 from tests.reading.zoo import OPTIONS, ZOO
 from tests.reading.zoo.base import HEADS, SIZE, VOCABULARY, WIDTH
@@ -94,7 +94,7 @@ def test_artefacts_in_half_precision_agree_with_the_module(
     got = session.prefill(given).astype(np.float64)
     with torch.no_grad():
         wanted = outputs(model.captured.module, x).numpy()
-    assert worst_error(got, wanted) <= 40 * FLOAT16_NOISE
+    assert worst_error(got, wanted) <= 40 * NOISE["float16"]
 
 
 def test_only_weights_of_products_are_rounded() -> None:

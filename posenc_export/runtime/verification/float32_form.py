@@ -56,14 +56,6 @@ def load_form(
     from posenc_export.runtime.graphs.ort_graph import OrtGraph
 
     path = folder / graph_file(manifest)
-    content = float32_form(path, manifest, rounds)
-    return Model(OrtGraph(path, described, "cpu", threads, content=content), folder)
-
-
-def float32_form(path: Path, manifest: Manifest, rounds: bool = False) -> bytes:
-    """Return the float32 form of model.onnx, serialised. rounds: see `load_form`. Raise OSError, or
-    ValueError if it is no model.
-    """
     graph = read_nodes(path)
     ends = {name for state in manifest.states for name in (state.past, state.present)}
     if manifest.dtype in HALF:
@@ -71,7 +63,8 @@ def float32_form(path: Path, manifest: Manifest, rounds: bool = False) -> bytes:
     graph.nodes = list(_float_products(graph))
     if manifest.cache:
         graph = _with_float_caches(graph, manifest)
-    return serialised(graph, graph.nodes, graph.outputs, list(graph.inputs))
+    content = serialised(graph, graph.nodes, graph.outputs, list(graph.inputs))
+    return Model(OrtGraph(path, described, "cpu", threads, content=content), folder)
 
 
 def _rounded(graph: Nodes) -> Nodes:

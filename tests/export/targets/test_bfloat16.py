@@ -18,7 +18,7 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import State
 from posenc_export.runtime.graphs.cuda_placement import placed
 from posenc_export.runtime.session.buffers import Buffer
-from posenc_export.shared.numerics import BFLOAT16_NOISE, rounding_tolerance
+from posenc_export.shared.numerics import NOISE, rounding_tolerance
 from tests import traces
 from tests.tiny import block
 from tests.traces import sources
@@ -41,7 +41,7 @@ def test_caches_have_bfloat16_and_hidden_states_float32(artefact: Path) -> None:
     assert {state.dtype for state in manifest.states} == {"bfloat16"}
     assert placed(artefact / "model.onnx").captured
     assert manifest.reference is not None
-    assert manifest.reference.tolerance == rounding_tolerance(BFLOAT16_NOISE)
+    assert manifest.reference.tolerance == rounding_tolerance(NOISE["bfloat16"])
 
 
 def test_memory_of_a_bfloat16_cache_has_two_bytes_for_each_number() -> None:
