@@ -245,6 +245,7 @@ class ReadModule(CachedModule):
         """
         assert positions.start == 0, "a module counts positions from 0"
         row, captured = torch.from_numpy(np.array(x))[None], self.captured
+        row = row.float() if row.is_floating_point() else row  # as the module takes float16
         if segments is not None:
             row = row + self.vocabulary * torch.from_numpy(np.array(segments))[None]
         if self.changed:

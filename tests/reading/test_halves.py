@@ -65,6 +65,7 @@ def _all(name: str, target: str, dtype: str, weights: Optional[str] = None) -> o
         _quick("extremes", "ort", "float16"),
         _quick("rope-cut", "ort-cuda", "float16"),
         _quick("multihead-float-weights", "ort", "float16"),
+        _quick("wavenet", "ort", "float16"),
         _all("extremes", "onnx", "float16"),
         _all("nanogpt-flash", "onnx-static", "float16"),
         _all("nanogpt-flash", "ort-cuda", "bfloat16"),
