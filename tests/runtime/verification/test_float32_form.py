@@ -4,9 +4,8 @@ its rounded activations.
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
-import numpy as np
 import pytest
 
 from posenc_export.commands.cli import main
@@ -30,18 +29,12 @@ from posenc_export.runtime.verification.float32_form import load_form
 from posenc_export.runtime.verification.measuring import measure
 from posenc_export.runtime.verification.scenarios import Level
 from posenc_export.shared.numerics import tolerance
-from tests.cases import choice
 from tests.faults.artefacts import described
 from tests.tiny import block, decoder
 from tests.traces import exported, sources
 
 pytestmark = pytest.mark.xdist_group("rope")
 OUTLIER, CHANNELS = 100.0, [3, 17]
-FORMATS: Dict[str, Dict[str, Any]] = {
-    "float16": {"dtype": "float16"},
-    **{name: {"weights": name} for name in ("int8", "int8-32", "int4", "int4-128")},
-    "cache int8": {"cache": "int8"},
-}
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -67,19 +60,6 @@ def _with_outliers() -> Any:
     return model
 
 
-def _arguments(format_: str, folder: Path) -> Dict[str, Any]:
-    sample = folder / "sample.txt"
-    sample.write_bytes(np.random.default_rng(0).bytes(4096))
-    return {**FORMATS[format_], **({"calibrate": sample} if "cache" in format_ else {})}
-
-
-@pytest.mark.parametrize("format_", choice(FORMATS, ["float16", "int8"]))
-def test_a_model_with_outliers_in_its_activations_is_accepted(format_: str, tmp_path: Path) -> None:
-    given = {**_arguments(format_, tmp_path), "max_loss": 1000.0}
-    result = export(_with_outliers(), "ort", tmp_path / "made", **given).certificate
-    assert result is not None and result["passed"] and result["tolerance"] < 1e-4
-
-
 def test_a_large_error_of_rounding_is_reported_and_refuses_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,6 +67,7 @@ def test_a_large_error_of_rounding_is_reported_and_refuses_nothing(
     given = {"weights": "int8-32", "max_loss": 1000.0, "verify": "quick"}
     found = export(_with_outliers(), "ort", folder, **given).certificate
     assert found is not None and found["passed"] and (exported_error(found) or 0) > 0.1
+    assert found["tolerance"] < 1e-4
     assert main(["verify", str(folder), "--quick"]) == 0
     said = "as exported, which rounds activations or caches, errors are within"
     assert f"{said} {exported_error(found):.1e}" in capsys.readouterr().out
