@@ -17,15 +17,8 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Union, cast
 import msgspec
 import numpy as np
 
+from posenc_export.runtime.artefact import certificate as certificates
 from posenc_export.runtime.artefact import machine
-from posenc_export.runtime.artefact.certificate import (
-    EXPORTED,
-    FAILED,
-    FINITE,
-    Check,
-    Proof,
-    passes,
-)
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.records import Reference
 from posenc_export.runtime.session.model import Model
@@ -96,7 +89,7 @@ def as_exported(accuracy: Accuracy, ran: Union[Session, Model]) -> Accuracy:
     in few bits only have to be finite: the kernels that round them have contracts (conformance/).
     """
     few = ran.provider == "cpu" and ran.manifest.dtype == "float32"
-    return Accuracy(FINITE) if few else accuracy
+    return Accuracy(certificates.FINITE) if few else accuracy
 
 
 def check_tolerance(tolerance: Optional[float]) -> None:
@@ -142,7 +135,7 @@ class Measured:
 
     cells: Dict[str, float] = field(default_factory=dict)  # numerics.cell_error
     failures: Dict[str, str] = field(default_factory=dict)  # message of the graph that failed
-    checks: Dict[str, Check] = field(default_factory=dict)
+    checks: Dict[str, certificates.Check] = field(default_factory=dict)
     unreached: Dict[str, str] = field(default_factory=dict)  # edges without a cell, with the reason
 
     def joined(self, other: "Measured") -> "Measured":
@@ -164,27 +157,27 @@ class Measured:
 def rounded_up(error: float) -> float:
     """Round an error up to two digits, by at most 10 percent; FAILED if it is not finite."""
     if not math.isfinite(error):
-        return FAILED
+        return certificates.FAILED
     return float(f"{1.05 * error:.1e}")
 
 
 def certificate(
     ran: Union[Session, Model], accuracy: Accuracy, measured: Measured, quick: bool = False
-) -> Proof:
+) -> certificates.Proof:
     """Return what was measured as a certificate of the manifest (artefact.certificate)."""
-    bound = as_exported(accuracy, ran).tolerance
+    exported = [name for name in measured.cells if name.startswith(certificates.EXPORTED)]
     content: Dict[str, Any] = {
         "tolerance": accuracy.stated,
         "provider": ran.provider,
         "machine": machine_of(ran),
         "cells": measured.cells,
-        "bounds": {name: bound for name in measured.cells if name.startswith(EXPORTED)},
+        "bounds": dict.fromkeys(exported, as_exported(accuracy, ran).tolerance),
         "failures": measured.failures,
         "unreached": measured.unreached,
         "grid": "quick" if quick else "whole",
         "checks": msgspec.to_builtins(measured.checks),
     }
-    return cast(Proof, {"passed": passes(content), **content})
+    return cast(certificates.Proof, {"passed": certificates.passes(content), **content})
 
 
 def machine_of(ran: Union[Session, Model]) -> str:
