@@ -343,7 +343,7 @@ class Calls(torch.nn.Module):
         """Append the new tokens of a value to its cache: [B,N,T,D]."""
         if cached not in call.cached:
             new = self._new(cached, call.values, call.counts)
-            new = new if new.is_floating_point() else new.to(torch.float32)
+            new = new.to(torch.float32)
             if self.clears_padding:
                 new = torch.where(call.positions.ge(0)[:, :, None, None], new, torch.zeros(()))
             if self.after:  # bidirectional: a call has all tokens, and nothing is cached
@@ -504,6 +504,7 @@ class Calls(torch.nn.Module):
         ops, counts = call.ops, call.counts
         q = in_heads(call.values[step.q], self.steps[step.q].roles, step.q_order, counts)
         k, v = self._cached(step.key, call), self._cached(step.value, call)
+        dtype, q = q.dtype, q.to(k.dtype)
         bias = None
         if step.bias is not None:
             bias = self.lengths.scores(step.bias, step.bias_roles, call).to(q.dtype)
@@ -514,7 +515,7 @@ class Calls(torch.nn.Module):
         mask = ops.attention_mask(call.positions, call.key_positions, bias, q, *limits)
         sinks = step.sinks
         sinks = self.given(sinks).flatten() if isinstance(sinks, Node) else sinks
-        y = ops.attend(q, k, v, mask, None, step.scale, step.softcap, sinks)  # [B,S,H*D]
+        y = ops.attend(q, k, v, mask, None, step.scale, step.softcap, sinks).to(dtype)  # [B,S,H*D]
         return in_axes(y, step.roles, step.y_order, counts)
 
     def _rotated(self, step: Rotated, call: Call) -> Tensor:
@@ -579,7 +580,7 @@ class Calls(torch.nn.Module):
         roles = self.steps[node].roles
         x = split(call.values[node], roles, call.counts).permute(by_token(roles))
         x = x.flatten(2) if x.dim() > 2 else x.unsqueeze(2)
-        return x if x.is_floating_point() else x.to(torch.float32)
+        return x.to(torch.float32)
 
     def _with_tail(self, root: Node, call: Call) -> Tensor:
         """Return the last r earlier tokens and the tokens of a call [B,r+S,C]. Padding in front of

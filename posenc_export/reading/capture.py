@@ -20,11 +20,13 @@ from posenc_export.reading.graphs import (
     clean,
     every_token,
     length_numbers,
+    row_numbers,
     symbol_of,
 )
 from posenc_export.reading.layers_once import LayersOnce
 from posenc_export.reading.parts import whole_of
 from posenc_export.reading.refused import Refused, naming
+from posenc_export.reading.values import aten
 from posenc_export.reading.whole import (
     Capture,
     OneTensor,
@@ -37,7 +39,8 @@ ROWS = 3
 SOURCES = 13  # tokens of an encoder in examples
 MOST_AXES = 8  # coordinates of a token
 CHECKED = 20  # tokens of a row of the checks
-OFTEN = 0.2  # share of the tokens of a row that are ids which the module tests for
+FEW_COLUMNS = 8  # of a table whose largest and smallest rows are among the examples
+OFTEN = 0.2  # of the tokens of a row are ids that the module compares its own with
 
 
 def capture(
@@ -117,6 +120,7 @@ def _captured(
     if takes and not beside[0].users and (known is None or known.default is not known.empty):
         got = f"{plain.argument!r}, which changes no output; leave it out"
         raise Refused(f"expected positions to name an argument with positions, got {got}")
+    length = min(max(CHECKED, cleaned.least), most - 2)
     result = Capture(
         **own,
         where=f"module {type(plain.module).__name__}",
@@ -126,13 +130,10 @@ def _captured(
         sources=None if plain.memory is None else symbol_of(beside[0].meta["val"].shape[1]),
         max_positions=most,
         lengths=length_numbers(cleaned.graph, first),
+        batches=row_numbers(first, length),
         remedies=remedies + used + _regions(program, cleaned.least),
         gives_last_token=gives_last_token,
-        example=_begun(
-            _examples(x, cleaned, min(max(CHECKED, cleaned.least), most - 2)),
-            short,
-            causal,
-        ),
+        example=_begun(_examples(x, cleaned, length), short, causal),
         causal=causal,
         module=short,
         copies=layers.templates if layers is not None else {},
@@ -267,24 +268,31 @@ def _examples(x: Tensor, cleaned: Any, length: int) -> Tensor:
     if x.is_floating_point():
         noise = torch.randn(ROWS, length, *x.shape[2:], generator=g)
         return (noise * x.std().clamp(min=0.1)).to(x.dtype)
-    aten = torch.ops.aten
-    sizes = [
-        int(cleaned.constants[user.args[0]].shape[0])
-        for user in cleaned.inputs[0].users
-        if user.target is aten.embedding.default and user.args[1] is cleaned.inputs[0]
-    ]
-    known = torch.arange(min(sizes)) if sizes else x.unique()
+    tables = _tables(cleaned)
+    known = torch.arange(min(map(len, tables))) if tables else x.unique()
     if len(known) < 4:
         raise Refused(
             f"expected an example of tokens that differ, got {len(known)} kinds; what mixes equal"
             " tokens cannot be seen"
         )
     ids = known[torch.randint(len(known), (ROWS, length), generator=g)].to(x.dtype)
-    special = [n for n in _compared(cleaned.inputs[0]) if n in known]
-    if special:  # without them, their effect, such as a mask of padding, would not show
+    few = [t.reshape(len(t), -1).double() for t in tables if t[0].numel() <= FEW_COLUMNS]
+    rows = [n for t in few for n in (*t.argmin(0).tolist(), *t.argmax(0).tolist())]
+    special = sorted(n for n in {*_compared(cleaned.inputs[0]), *rows} if n in known)
+    if special:  # otherwise what they change, as a mask of padding, cannot be seen
         chosen = torch.tensor(special, dtype=x.dtype)[torch.arange(length) % len(special)]
         ids[:, 1:] = torch.where(torch.rand(ids.shape, generator=g) < OFTEN, chosen, ids)[:, 1:]
     return ids
+
+
+def _tables(cleaned: Any) -> List[Tensor]:
+    """Tables of which ids choose rows."""
+    ids, found = cleaned.inputs[0], []
+    for user in ids.users:
+        chosen = {aten.embedding.default: [ids], aten.index.Tensor: [[ids]]}.get(user.target)
+        if chosen == [*user.args[1:2]] and user.args[0] in cleaned.constants:
+            found.append(cleaned.constants[user.args[0]])
+    return found
 
 
 def _compared(ids: Node) -> List[int]:

@@ -11,8 +11,9 @@ from posenc_export.reading.refused import joined, line_of, operator_of
 from posenc_export.reading.whole import Capture, of_length
 
 LONGEST = 256  # tokens of a probe
-LONGEST_EDGE = 4096  # tokens of a probe at a number that the module compares a length with
-WORK = 1e11  # weights times tokens of one such probe, and of all other probes together
+MOST_TOKENS = 2**16  # of a batch at a number that rows are compared with
+LONGEST_EDGE = 4096  # of one at a number that a length is compared with
+WORK = 1e11  # weights times tokens of such a probe; others together take about as much
 
 
 def difference(a: Tensor, b: Tensor) -> float:
@@ -59,6 +60,12 @@ def _rows(capture: Capture, x: Tensor, y: Tensor) -> List[str]:
     apart = torch.cat(alone)
     other = capture.own(x[[0, 0, 2]])[2:]
     off = max(difference(apart, y), difference(other, y[2:]))
+    for count in capture.batches:
+        if count * x.shape[1] <= affordable(capture.weights, MOST_TOKENS):
+            many = capture.own(x[torch.arange(count) % len(x)])[: len(x)]
+            if not same(many, y[:count]):
+                off = difference(many, y[:count])
+                return [f"depends on the number of rows: of {count}, one differs by {off:.1e}"]
     if same(apart, y) and same(other, y[2:]):
         return []
     return [f"lets rows act on each other: a row alone and in a batch differ by {off:.1e}"]

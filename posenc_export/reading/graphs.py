@@ -411,6 +411,20 @@ def _whole_slice(node: Node) -> bool:
     return start in (0, None) and end in (END, None)
 
 
+def row_numbers(x: Node, length: int) -> List[int]:
+    """Numbers of rows on both sides of each number that guards of the trace compare them with, for
+    sequences of a length.
+    """
+    rows, tokens = (symbol_of(size) for size in x.meta["val"].shape[:2])
+    found: Set[int] = set()
+    for expr in (guard.expr for guard in x.meta["val"].fake_mode.shape_env.guards):
+        if rows in expr.free_symbols:
+            each = length if tokens in expr.free_symbols else 1
+            bounds = [abs(int(n)) // each for n in expr.atoms(sympy.Integer)]
+            found |= {n + i for n in bounds for i in (-1, 0, 1)}
+    return sorted(n for n in found if n > 1)
+
+
 def length_numbers(graph: Graph, x: Node) -> List[int]:
     """Return the numbers above 1 with which the module compares, bounds or divides lengths and
     positions, from guards of the trace and nodes that depend on the length alone.

@@ -29,8 +29,9 @@ class Capture:
     constants, names: weights, buffers and tables of the trace, and their names in the module.
     least: the smallest S for which the trace is valid.
     lengths: numbers that the module compares, divides or bounds a length with.
-    remedies: phrases that say what the trace needed beside torch.export.
-    gives_last_token: whether the module returns the output of the last token alone.
+    batches: numbers of rows near those that it compares with them.
+    remedies: what the trace needed beside torch.export, a phrase each.
+    gives_last_token: the module returns the output of the last token alone.
     example: x [3,S] or [3,S,E] of tokens that differ, for checks by numbers.
     copies: by name of a layer that the graph may leave out (reading/parts.py), the first layer of
     its kind.
@@ -49,6 +50,7 @@ class Capture:
     least: int
     max_positions: int
     lengths: List[int]
+    batches: List[int]
     remedies: List[str]
     gives_last_token: bool
     example: Tensor

@@ -94,6 +94,14 @@ class RowBefore(Words):
         return self.head(x + x.roll(1, 0))
 
 
+class ManyRows(Words):
+    """Eight rows and more are scaled."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        return self.head(2 * x if ids.shape[0] >= 8 else x)
+
+
 class ScaledByLength(Words):
     """The base of the angles grows with the length, as in dynamic NTK."""
 
@@ -320,10 +328,12 @@ class Counted(Words):
         return self.head(self.embed(ids) + self.embed(self.of(ids) % WORDS))
 
 
+SELDOM_LARGE = torch.zeros(WORDS, dtype=torch.int64).index_fill(0, torch.tensor(7), 2**25)
 WHOLE_NUMBERS: Dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda ids: (ids * 99_991).cumsum(1),
     "product": lambda ids: (ids * 99_991).cumprod(1),
     "window": lambda ids: F.pad(ids * 99_991 * WORDS, (1, 0))[:, :-1] // 7,
+    "table": lambda ids: F.pad(SELDOM_LARGE[ids], (1, 0))[:, :-1] // 99_991,
 }
 
 
@@ -364,6 +374,7 @@ BY_NUMBERS: List[Case] = [
     Case(LateLeak, ["is not causal"]),
     Case(RowsCentred, ["rows act on each other"]),
     Case(RowBefore, ["rows act on each other"]),
+    Case(ManyRows, ["depends on the number of rows: of 8"]),
     Case(ScaledByLength, ["depends on the length"]),
     Case(OtherTableWhenLong, ["depends on the length", "branch"]),
     Case(OtherTableWhenShort, ["depends on the length", "branch at 7 tokens"]),

@@ -345,6 +345,12 @@ class ExpertsByMask(TokensFlattened):
         return y.view(x.shape)
 
 
+@layer("attention-in-float64")
+class Wide(Attention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().attend(q.double(), k.double(), v.double()).float()
+
+
 @specimen("padding-as-bias")
 class PaddingAsBias(nn.Module):
     """Token 0 and later ones are hidden by a bias of rows times heads, from a transposed mask."""
