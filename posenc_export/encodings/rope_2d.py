@@ -17,10 +17,9 @@ from posenc_export.encodings.shared.rotary import Layout, Place, Rotation, multi
 class RoPE2D(Rotation):
     """Pair k of head h is rotated by row a_hk + column b_hk; a, b trained.
 
-    In this way, diagonals have frequencies of their own. The vectors (a_hk, b_hk) are initialised
-    with random directions and the lengths of axial RoPE. The last D - r entries are unchanged.
-    Angles are computed in float64 and reduced to one turn, which keeps them exact at any
-    coordinate.
+    Diagonals thus have frequencies of their own. The vectors (a_hk, b_hk) are initialised with
+    random directions and the lengths of axial RoPE. The last D - r entries are unchanged. Angles
+    are computed in float64 and reduced to one turn, which keeps them exact at any coordinate.
 
     Grouped heads share the frequencies of their key head.
 
