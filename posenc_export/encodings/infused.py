@@ -16,8 +16,8 @@ class Infused(PositionEncoding):
     get no positions.
 
     p_n = [sin(n w_k), cos(n w_k)], interleaved, w_k = base^(-2k/D). Shortformer adds sinusoids
-    of the model's width before the projections, which amounts to W p instead of p, with different W
-    for the queries and the keys of each head.
+    of the model's width before the projections. Its queries and keys therefore get W p instead of
+    p, and W differs for the queries and the keys of each head.
 
     Args:
         geometry: head size D, even.

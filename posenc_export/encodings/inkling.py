@@ -1,5 +1,5 @@
 """Trained functions of the distance, weighted by the query's token (the relative logits of
-Inkling, Thinking Machines 2026; no paper, as in transformers).
+Inkling, Thinking Machines 2026, from the code of transformers; there is no paper).
 """
 
 import math
