@@ -42,8 +42,8 @@ class DynamicBias(Prepared):
         first.weight, first.bias: from s to the first hidden layer, [hidden,1] and [hidden].
         between.N.weight, between.N.bias: from hidden layer N to the next, [hidden,hidden] and
             [hidden], depth - 1 of them.
-        norms.N.weight, norms.N.bias: factor and offset of LayerNorm N, [hidden] each, depth of them
-            if norm is "layer".
+        norms.N.weight, norms.N.bias: factor and offset of LayerNorm N, [hidden] each, one for each
+            hidden layer if norm is "layer".
         second.weight, second.bias: from the last hidden layer to heads, [H,hidden] and [H].
     """
 
