@@ -77,21 +77,14 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_an_error_names_a_folder_without_its_control_characters(
-    capsys: pytest.CaptureFixture,
-) -> None:
-    assert main(["inspect", NAME]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert SHOWN in line and not CONTROL.search(line)
-
-
-def test_an_error_names_a_key_of_a_checkpoint_without_its_control_characters(
+def test_an_error_names_a_folder_or_a_key_without_its_control_characters(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama\n" + NAME}))
-    assert main(["describe", str(tmp_path)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "Zoë 東京" in line and not CONTROL.search(line)
+    for command, shown in (("inspect", NAME), SHOWN), (("describe", f"{tmp_path}"), "Zoë 東京"):
+        assert main([*command]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert shown in line and not CONTROL.search(line)
 
 
 def test_a_wrong_argument_is_named_in_one_line_without_its_control_characters(
