@@ -130,21 +130,13 @@ def _kind_of(model: str) -> str:
         raise refusal("export", "a model", f"the file {model}", remedy.format(path.stem))
     if CALLABLE.match(model) and not path.exists():
         return MODULE
-    if module := _module_of(model):
+    module = re.split("[.:]", model)[0]
+    if module.isidentifier() and PathFinder.find_spec(module, [os.getcwd(), *sys.path]):
         remedy = FILES[".py"].format(module)
         raise refusal("export", "a model", f"the Python module {module}", remedy)
     kinds = "block, a folder with a checkpoint, a GGUF file, package.module:function, or one of"
     rule, remedy = f"model to be {kinds} {', '.join(NAMES)}", nearest_model(model, known)
     raise refusal("export", rule, repr(model), remedy)
-
-
-def _module_of(text: str) -> str:
-    """Return the name of the Python module, of the folder or installed, with which a text begins,
-    which is not imported; "" for none.
-    """
-    name = text.partition(".")[0].partition(":")[0]
-    found = PathFinder.find_spec(name, [os.getcwd(), *sys.path]) if name.isidentifier() else None
-    return name if found else ""
 
 
 def model_of(kind: str, model: str, chosen: Dict[str, Any]) -> Any:
