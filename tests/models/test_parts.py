@@ -181,7 +181,7 @@ def test_layers_of_several_kinds_share_one_table_of_angles(tmp_path: Path) -> No
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["all of them", "chunk", "window and bias"])
-@pytest.mark.parametrize("target", ["ort", "onnx"])
+@pytest.mark.parametrize("target", ["ort", "onnx", "ort-cuda"])
 def test_parts_are_certified_in_float16(name: str, target: str, tmp_path: Path) -> None:
     manifest = export(_sources(name), target, tmp_path / "a", dtype="float16")
     assert manifest.certificate is not None and manifest.certificate["passed"]

@@ -272,7 +272,7 @@ class Runner:
         if not self.slot_inputs:
             return 0
         part = max(STEP_SLOTS, 1 << max(needed.bit_length() - 3, 0))
-        return min(-(-needed // part) * part, rows.caches.extent)
+        return min(-(-needed // part) * part, rows.caches.extent, max(needed, rows.caches.capacity))
 
     def bind_step(self, rows: Rows) -> Rows:
         """Return rows, which have room for a token, with a bound step."""
