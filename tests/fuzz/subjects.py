@@ -247,9 +247,9 @@ def references(module: Model, subject: Subject) -> Dict[str, Reference]:
     weights, and one pass of the artefact itself over the row.
 
     The first bound is the one that verification uses, or twice the error that it
-    measures on the artefact as exported: nothing bounds the rounding of activations, which is large
-    in some models (integer positions in float16). Two divisions into calls of one artefact are
-    closer, so the second one is half of it.
+    measures on the artefact as exported: nothing bounds the rounding to codes on the CPU, which is
+    large in some models. Two divisions into calls of one artefact are closer, so the second one is
+    half of it.
     """
     spec, manifest = subject.spec, subject.manifest
     assert manifest.reference is not None
