@@ -26,7 +26,7 @@ from posenc_export.reading.axes import (
     scores_of,
     tokens,
 )
-from posenc_export.reading.lengths import Call, Lengths, compared_pairs
+from posenc_export.reading.lengths import ByPair, Call, Lengths, compared_pairs
 from posenc_export.reading.properties import Properties
 from posenc_export.reading.rotations import Rotations
 from posenc_export.reading.steps import Attend, Cached, Each, OverKeys, Sinks, Step
@@ -36,9 +36,7 @@ from posenc_export.shared.places import evaluate, seen
 FADED = 30  # scores that are smaller by so much have weights below rounding
 LEAST = -1e30  # of a bias, since kernels add to it
 SUMS = (1e-4, 1 - 1e-4)  # of the weights of a row beside a sink
-# Sequences whose pairs are all compared with a rule of visibility, queries at a time, and of longer
-# ones the count of positions that are drawn, with others near them.
-COMPARED, BLOCK, DRAWN, NEAR = 2048, 256, 64, 8
+COMPARED = 2048  # positions whose pairs are all compared with a rule of visibility
 DENOMINATORS = range(1, 1025)
 LARGER, FAR = (1.0, 16.0), 1e3  # sizes of scores that show whether their form holds for all
 
@@ -363,7 +361,10 @@ class Attentions:
         every, first = torch.arange(count), torch.zeros(1, dtype=torch.int64)
         column = self._at(plan, roles, every, first)[0, :, 0]
         size = int((column == 0).sum())  # of the window or chunk from the first token on
-        blocks = [(every[-1:], every), (every, first), *self._blocks(every)]
+        # Each distance, and where the bias is no function of it, pairs.
+        blocks = [(every[-1:], every), (every, first)]
+        if not (isinstance(plan, ByPair) and plan.by_distance):
+            blocks += [(q[0], k[0]) for q, k in compared_pairs(count, count <= COMPARED)]
         for rule in (
             Visibility(True, after=after),
             Visibility(True, size - 1, 0 if after == 0 else size - 1),
@@ -372,19 +373,6 @@ class Attentions:
             if all(self._agrees(rule, plan, roles, *block) for block in blocks):
                 return rule
         return Visibility(False, after=after)
-
-    def _blocks(self, every: Tensor) -> List[Tuple[Tensor, Tensor]]:
-        """Return the queries and keys at which rules of visibility are compared: all, in causal
-        models without those after every query, or of longer sequences those near some that are
-        drawn, and some with all others.
-        """
-        if len(every) <= COMPARED:
-            ends = range(BLOCK, len(every) + BLOCK, BLOCK)
-            last = [end if self.properties.causal else len(every) for end in ends]
-            return [(q, every[:end]) for q, end in zip(every.split(BLOCK), last, strict=True)]
-        drawn = torch.randint(len(every), (DRAWN, 1), generator=torch.Generator().manual_seed(5))
-        near = (drawn + torch.arange(-NEAR, NEAR + 1)).clamp(0, len(every) - 1).flatten()
-        return [(near, near), *((q[0], k[0]) for q, k in compared_pairs(len(every), every=False))]
 
     def _agrees(self, rule: Visibility, plan: Any, roles: Roles, q: Tensor, k: Tensor) -> bool:
         """Return whether a bias at positions of queries and keys is 0 where a rule shows the key,

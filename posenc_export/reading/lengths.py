@@ -38,8 +38,10 @@ FILLED = {*LIKE, aten.full, aten.zeros, aten.ones, aten.empty, zero_scores}
 MOST_PAIRS = 2**22  # numbers of a table of pairs of positions
 COMPARED = 40  # length at which all pairs of positions are compared
 FEW = 9  # tokens at which a filled value has entries, if it has any at some length
-SAMPLED = 64  # positions whose pairs with all others are compared at a time
-FEW_PLACES = 16  # positions whose pairs with all others are compared in long ranges
+BLOCK = 256  # positions whose pairs with all others are compared at a time
+# Of long ranges, positions whose pairs with all others are compared, and others that are drawn,
+# whose pairs with those near them are.
+FEW_PLACES, DRAWN, NEAR = 16, 64, 8
 
 
 @dataclass(frozen=True)
@@ -344,7 +346,8 @@ class Lengths(torch.nn.Module):
         all_positions = torch.arange(count)[None]
         before = at(all_positions[:, -1:], all_positions)[0]
         table = torch.cat((before, at(all_positions[:, :1], all_positions)[0, 1:]))
-        for i, j in compared_pairs(count, every=isinstance(by_pairs, ByPair)):
+        few = count * table.numel() <= 2 * MOST_PAIRS
+        for i, j in compared_pairs(count, few or isinstance(by_pairs, ByPair)):
             if not torch.equal(table[j[0] - i[0][:, None] + count - 1], at(i, j)):
                 return None
         return ByPair(self.table(table), True, axes, roles)
@@ -443,13 +446,15 @@ def triangle(x: Tensor, cut: Cut, call: Call) -> Tensor:
 
 def compared_pairs(count: int, every: bool) -> Iterator[Tuple[Tensor, Tensor]]:
     """Yield positions of queries [1,n] and keys [1,m] whose pairs are compared: all pairs, or those
-    of some tokens with all tokens, which show any query or key that differs.
+    of some tokens with all tokens, which show any query or key that differs, and with near ones.
     """
     places = torch.arange(count)[None]
     if every:
-        yield from ((some, places) for some in places.split(SAMPLED, 1))
+        yield from ((some, places) for some in places.split(BLOCK, 1))
         return
     generator = torch.Generator().manual_seed(6)
     spread = torch.arange(FEW_PLACES) + torch.rand(FEW_PLACES, generator=generator)
     some = (spread * count / FEW_PLACES).long()[None]
-    yield from ((some, places), (places, some))
+    drawn = torch.randint(count, (DRAWN, 1), generator=generator)
+    near = (drawn + torch.arange(-NEAR, NEAR + 1)).clamp(0, count - 1).reshape(1, -1)
+    yield from ((some, places), (places, some), (near, near))

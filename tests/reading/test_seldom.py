@@ -57,6 +57,13 @@ def _late_query(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
     return _causal(_scores(q, k) + KEYS[:length] * QUERIES[:length, None]).softmax(-1) @ v
 
 
+def _without_a_pair(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
+    i = torch.arange(q.shape[2])
+    away = i[:, None] - i
+    hidden = (away < 0) | (away > 60) | ((i[:, None] == LATE) & (i == LATE // 2))
+    return _scores(q, k).masked_fill(hidden, -math.inf).softmax(-1) @ v
+
+
 KEYS, QUERIES = torch.arange(MOST) % 7 * 1.0, torch.eye(MOST)[LATE]
 OF_HEADS: Dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "scores in bounds": lambda q, k, v, _: _causal(_scores(q, k).clamp(-20, 20)).softmax(-1) @ v,
@@ -65,6 +72,7 @@ OF_HEADS: Dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "rotated heads in bounds": _bounded,
     "values of seldom ids": _other_heads,
     "a query that scores otherwise": _late_query,
+    "a window without one of its pairs": _without_a_pair,
 }
 
 
