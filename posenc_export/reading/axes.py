@@ -162,8 +162,17 @@ def select(x: Tensor, roles: Roles, index: Mapping[str, Sequence[int]], counts: 
     return y.reshape(shape_of(roles, new))
 
 
-def filled(x: Tensor, roles: Roles, counts: Counts, hidden: Tensor, fill: float) -> Tensor:
-    """Write a number where keys are hidden. hidden: [K], or [B,Q,K] in a call."""
+def filled(
+    x: Tensor,
+    roles: Roles,
+    counts: Counts,
+    hidden: Tensor,
+    fill: float,
+    undefined: float = -math.inf,
+) -> Tensor:
+    """Write a number where keys are hidden, and NaN for queries whose keys hold at most undefined.
+    hidden: [K], or [B,Q,K] in a call.
+    """
     flat = factors(roles)
     own = ["K"] if hidden.dim() == 1 else ["B", "Q", "K"]
     query, key = (next(f for f in flat if f.kind == kind) for kind in ("Q", "K"))
@@ -178,13 +187,9 @@ def filled(x: Tensor, roles: Roles, counts: Counts, hidden: Tensor, fill: float)
     mask = mask[tuple(slice(None) if factor.kind in own else None for factor in flat)]
     least = torch.finfo(x.dtype).min if x.is_floating_point() else 0
     y = split(x, roles, counts).masked_fill(mask, max(fill, least))
-    return y if y.dim() == x.dim() else y.reshape(shape_of(roles, counts))
-
-
-def without_empty(x: Tensor, roles: Roles, counts: Counts, least: float) -> Tensor:
-    """Let scores be NaN of queries whose keys have at most `least`."""
-    y, axis = split(x, roles, counts), kinds(roles).index("K")
-    y = y.masked_fill(y.amax(axis, keepdim=True).le(least), math.nan)
+    if undefined > -math.inf:
+        largest = y.amax(kinds(roles).index("K"), keepdim=True)
+        y = y.masked_fill(largest.le(undefined), math.nan)
     return y if y.dim() == x.dim() else y.reshape(shape_of(roles, counts))
 
 

@@ -27,7 +27,6 @@ from posenc_export.reading.axes import (
     split,
     tokens,
     with_rows,
-    without_empty,
 )
 from posenc_export.reading.filters import Filter, by_token, filter_of
 from posenc_export.reading.lengths import Call, Fill, Lengths, triangle
@@ -466,9 +465,7 @@ class Calls(torch.nn.Module):
             elif kind == "data":
                 x = self._key(other, call) if self._is_key(other, read) else call.values[other]
                 if hides:
-                    x = filled(x, read, counts, ~call.seen, step.fill)
-                if hides and step.undefined > -math.inf:
-                    x = without_empty(x, read, counts, step.undefined)
+                    x = filled(x, read, counts, ~call.seen, step.fill, step.undefined)
                 of_rows = read
             else:
                 x = self.given(other)

@@ -29,7 +29,7 @@ def _tensor(answer: Any) -> Tensor:
     return answer[0] if isinstance(answer, tuple) else getattr(answer, "logits", answer)
 
 
-class _Rows:
+class Rows:
     """Caches of rows that are called with tokens at positions and slots of their own."""
 
     def __init__(self, reading: Any, rows: int, slots: int) -> None:
@@ -75,7 +75,7 @@ def errors(reading: Any, module: Callable[[Tensor], Any], x: Tensor) -> Dict[str
         return worst / scale if worst == worst else float("inf")
 
     def pieces(slots: int, first: Tensor) -> float:
-        rows, found, start = _Rows(reading, 2, slots), [], 0
+        rows, found, start = Rows(reading, 2, slots), [], 0
         for count in PIECES:
             now = slice(start, start + count)
             y = rows.call(x[:, now], every[:, now], every[:, now] + first)
@@ -97,7 +97,7 @@ def errors(reading: Any, module: Callable[[Tensor], Any], x: Tensor) -> Dict[str
 def _ragged(reading: Any, x: Tensor, wanted: Tensor) -> List[Any]:
     """Row 0: 4 tokens, then 3 of padding; row 1: 2 of padding, then 5 tokens; then steps and a
     chunk of both."""
-    rows, lengths = _Rows(reading, 2, SLOTS), [4, 5]
+    rows, lengths = Rows(reading, 2, SLOTS), [4, 5]
     positions = torch.tensor([[0, 1, 2, 3, -1, -1, -1], [-1, -1, 0, 1, 2, 3, 4]])
     slots = torch.arange(7).expand(2, -1)
     tokens = torch.stack([x[row, positions[row]] for row in (0, 1)])
@@ -116,7 +116,7 @@ def _ragged(reading: Any, x: Tensor, wanted: Tensor) -> List[Any]:
 
 def _reordered(reading: Any, x: Tensor, wanted: Tensor) -> List[Any]:
     """6 tokens of both rows; then rows 1, 0, 1 go on, of which 1 and 0 remain at last."""
-    rows, found, start, order = _Rows(reading, 2, SLOTS), [], 0, [0, 1]
+    rows, found, start, order = Rows(reading, 2, SLOTS), [], 0, [0, 1]
     for taken, count in ([0, 1], 6), ([1, 0, 1], 1), ([0, 1, 2], 3), ([2, 1], 1), ([0, 1], 2):
         order = [order[row] for row in taken]
         rows.take(taken)

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc_export.ops import TokenPlaces
 from posenc_export.reading.axes import same
 from posenc_export.reading.read import read_module
+from tests.reading.compare import Rows
 from tests.reading.refused_modules import HEADS, WIDTH, Words
 
 MOST, LENGTH, LATE = 600, 90, 80
@@ -119,15 +119,9 @@ ALL |= {"a filter of numbers in bounds": _filtered, "logarithms of nothing": _lo
 
 def _calls(reading: Any, x: Tensor) -> Tensor:
     """Return what two calls give."""
-    rows, length = x.shape
-    states, found = [cache.empty(rows, length) for cache in reading.caches], []
-    cached = torch.full(x.shape, -1)
-    for start, end in ((0, length // 2), (length // 2, length)):
-        own = torch.arange(start, end).expand(rows, -1)
-        cached[:, start:end] = own
-        y, states = reading(x[:, start:end], TokenPlaces(own, own, cached.clone(), own), states)
-        found.append(y)
-    return torch.cat(found, 1)
+    rows, every = Rows(reading, len(x), x.shape[1]), torch.arange(x.shape[1]).expand(len(x), -1)
+    halves = zip(x.chunk(2, 1), every.chunk(2, 1), strict=True)
+    return torch.cat([rows.call(ids, own, own) for ids, own in halves], 1)
 
 
 @pytest.mark.parametrize("name", ALL)
