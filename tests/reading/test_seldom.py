@@ -157,12 +157,12 @@ def test_a_state_that_decays_by_negative_factors_gives_nan_and_not_other_numbers
     assert same(y[0, :12], wanted[0, :12], 5e-5) and same(y[1], wanted[1], 5e-5)
 
 
+BIAS = torch.zeros(WORDS + 5, 1).index_fill(0, torch.tensor(WORDS + 1), -1e30)
 SEEN_BY_NONE: Dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "filled": _hidden,
     "added": lambda q, k, v, ids: (_causal(_scores(q, k)) + BIAS[ids].mT[:, None]).softmax(-1) @ v,
     "by exp": lambda q, k, v, ids: _by_exp(_causal(_scores(q, k)) + BIAS[ids].mT[:, None]) @ v,
 }
-BIAS = torch.zeros(WORDS + 5, 1).index_fill(0, torch.tensor(WORDS + 1), -1e30)
 
 
 def _by_exp(scores: Tensor) -> Tensor:
