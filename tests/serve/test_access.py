@@ -46,10 +46,6 @@ def test_requests_to_foreign_names_are_refused(path: str, port: int) -> None:
     assert _status(port, {**JSON, **KEY, "Host": f"evil.example:{port}"}, path) == 400
 
 
-def test_an_allowed_page_may_send_requests(port: int) -> None:
-    assert _status(port, {**JSON, **KEY, "Origin": "https://page.example"}) == 200
-
-
 def test_a_browser_that_asks_ahead_is_told_which_pages_may_send_requests(port: int) -> None:
     asked = {"Method": "POST", "Headers": "content-type"}
     ahead = {f"Access-Control-Request-{name}": value for name, value in asked.items()}

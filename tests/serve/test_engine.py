@@ -59,12 +59,12 @@ def test_every_request_gets_the_tokens_that_it_gets_alone(
     assert set(gathered.ended.values()) == {"length"}
 
 
-def test_what_the_checkpoint_forbids_or_forces_is_not_generated_as_in_a_session(
+def test_draws_follow_each_request_and_what_the_checkpoint_forbids_or_forces_as_in_a_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = opened(artefact("ort"))
     requests = [
-        Request(prompt, 20, 0.9 * (seed % 2), seed=seed)
+        Request(prompt, 20, 0.9 * (seed % 2), 30, 0.95, seed)
         for seed, prompt in enumerate([(97,), (98,), *map(tuple, prompts(6, 12))])
     ]
     free = alone(model, requests)
@@ -79,15 +79,6 @@ def test_what_the_checkpoint_forbids_or_forces_is_not_generated_as_in_a_session(
     assert gathered.made == expected and expected != free
     assert all(tokens[0] == 5 for request, tokens in expected.items() if len(request.prompt) == 1)
     assert not suppressed & {token for tokens in expected.values() for token in tokens}
-
-
-def test_draws_follow_the_seed_of_each_request(models: Dict[str, Model]) -> None:
-    each = enumerate(prompts(8, 12))
-    requests = [Request(tuple(prompt), 20, 0.9, 30, 0.95, seed) for seed, prompt in each]
-    gathered = Gathered(models["ort"])
-    gathered.engine.submit(requests)
-    gathered.engine.close()
-    assert gathered.made == alone(models["ort"], requests)
 
 
 @pytest.mark.parametrize("error", [MemoryError("planted"), GraphError(RuntimeError("planted"))])

@@ -70,12 +70,3 @@ def test_load_uses_the_number_that_inspect_prints(
     assert options.intra_op_num_threads == 2
     assert main(["inspect", str(folder)]) == 0
     assert "2 of 64 cores, by the size of its matrices" in capsys.readouterr().out
-
-
-def test_another_word_than_auto_is_refused(folder: Path) -> None:
-    with pytest.raises(
-        ValueError,
-        match="expected threads to be a whole number 1 .. 1024, got 'all'; leave it out for the "
-        "default",
-    ):
-        load(folder, threads="all")

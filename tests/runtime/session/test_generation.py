@@ -65,11 +65,6 @@ def _alone_of(stack: Any, folder: Path) -> List[int]:
     return _alone(load(folder, threads=1, provider="cpu"), PROMPTS[0], 8)
 
 
-def test_a_count_below_one_is_refused(model: Any) -> None:
-    with pytest.raises(ValueError, match="max_tokens to be a whole number of at least 1, got 0"):
-        list(model.session().generate(PROMPTS, 0))
-
-
 def test_the_command_speaks_by_the_tokenizer_that_the_artefact_carries(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

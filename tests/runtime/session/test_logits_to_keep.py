@@ -59,31 +59,14 @@ def _computed(session: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> List
     return counts
 
 
+# Rows end in the third chunk of 4 tokens, the first, the second: each holds the last token of one.
+@pytest.mark.parametrize(("chunk", "kept"), [(4, "111"), (1, "0100100001")])
 @pytest.mark.parametrize("target", TARGETS)
 def test_chunks_compute_the_logits_that_are_kept_and_no_others(
-    target: str, models: Models, monkeypatch: pytest.MonkeyPatch
+    target: str, chunk: int, kept: str, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Rows end in the third chunk, the first, the second: each chunk holds the last token of one
-    # row.
-    assert _computed(models(target).session(), monkeypatch, chunk=4, logits_to_keep=1) == [1, 1, 1]
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_chunk_without_a_kept_token_computes_no_logits(
-    target: str, models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert _computed(models(target).session(), monkeypatch, chunk=1, logits_to_keep=1) == [
-        0,
-        1,
-        0,
-        0,
-        1,
-        0,
-        0,
-        0,
-        0,
-        1,
-    ]
+    counts = _computed(models(target).session(), monkeypatch, chunk=chunk, logits_to_keep=1)
+    assert counts == [int(count) for count in kept]
 
 
 @pytest.mark.exhaustive

@@ -27,13 +27,13 @@ def ort() -> Model:
     return opened(artefact("ort"))
 
 
-def _saved(model: Model, rows: List[List[int]], count: int = 16, key: str = "") -> Prefixes:
+def _saved(model: Model, rows: List[List[int]], count: int = 16) -> Prefixes:
     """Return prefixes with the tokens of some rows, saved one after another."""
     prefixes, session = Prefixes(model.graph, count), model.session()
     for tokens in rows:
         session.reset()
         session.prefill([tokens])
-        session.share(0, tokens, prefixes, key)
+        session.share(0, tokens, prefixes)
     return prefixes
 
 
@@ -64,11 +64,6 @@ def test_a_whole_prompt_that_is_known_leaves_its_last_token_to_be_read(ort: Mode
     assert [
         prefixes.find(TOKENS[:count]).length for count in (BLOCK, BLOCK + 1, 2 * BLOCK, 5 * BLOCK)
     ] == [0, BLOCK, BLOCK, 4 * BLOCK]
-
-
-def test_prefixes_of_one_key_are_not_found_with_another(ort: Model) -> None:
-    prefixes = _saved(ort, [TOKENS], key="a")
-    assert [prefixes.find(TOKENS, key).length for key in ("a", "b", "")] == [4 * BLOCK, 0, 0]
 
 
 def test_the_block_used_least_recently_is_replaced_and_never_one_before_a_kept_one(
