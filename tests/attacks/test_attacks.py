@@ -42,23 +42,22 @@ def sample() -> List[grammar.Attack]:
     return [attack for attack in attacks.values() if attack.payload not in CONFINED]
 
 
-@pytest.mark.parametrize("format", ["pt2", "pt", "onnx"])
-def test_no_payload_of_a_format_does_anything_when_it_is_audited(
-    format: str, tmp_path: Path
-) -> None:
-    wrong = []
-    for number, attack in enumerate(a for a in sample() if a.format == format):
-        found = harness.tried(attack.write, "audit", tmp_path / str(number))
-        wrong += [f"{attack}: {line}" for line in found]
-    assert not wrong, "\n".join(wrong)
+TRIED = [
+    ("audit", "pt2"),
+    ("audit", "pt"),
+    ("audit", "onnx"),
+    ("verify", "pt2"),
+    ("verify", "onnx"),
+]
 
 
-@pytest.mark.parametrize("format", ["pt2", "onnx"])
-def test_no_payload_does_anything_in_an_artefact_with_digests_that_agree(
-    format: str, tmp_path: Path
+@pytest.mark.parametrize(("command", "format"), TRIED)
+def test_no_payload_does_anything_in_a_file_or_in_an_artefact_with_digests_that_agree(
+    command: str, format: str, tmp_path: Path
 ) -> None:
-    wrong = []
-    for number, attack in enumerate([a for a in sample() if a.format == format][::4]):
-        found = harness.tried(attack.write_artefact, "verify", tmp_path / str(number))
+    attacks, wrong = [attack for attack in sample() if attack.format == format], []
+    for number, attack in enumerate(attacks if command == "audit" else attacks[::4]):
+        write = attack.write if command == "audit" else attack.write_artefact
+        found = harness.tried(write, command, tmp_path / str(number))
         wrong += [f"{attack}: {line}" for line in found]
     assert not wrong, "\n".join(wrong)

@@ -239,23 +239,12 @@ def test_the_working_folder_and_its_parents_are_refused(
         export(sources(block("rope")), "ort", folder)
 
 
-def test_a_file_that_the_old_manifest_does_not_list_is_named_and_kept(
-    artefacts: Tuple[Path, Path], tmp_path: Path
-) -> None:
-    _publish(artefacts[0], tmp_path / "artefact")
-    (tmp_path / "artefact" / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="which contains notes.txt; move that file"):
-        _publish(artefacts[1], tmp_path / "artefact")
-    assert _same(tmp_path / "artefact", artefacts[0])
-    assert (tmp_path / "artefact" / "notes.txt").read_text() == "mine"
-
-
 def test_a_file_that_is_created_during_an_export_is_kept(
     artefacts: Tuple[Path, Path], tmp_path: Path
 ) -> None:
     _publish(artefacts[0], tmp_path / "artefact")
     staging = StagingFolder([tmp_path / "artefact"])
-    with pytest.raises(ValueError, match="notes.txt"), staging as path:
+    with pytest.raises(ValueError, match="which contains notes.txt; move that"), staging as path:
         shutil.copytree(artefacts[1], path / "made")
         (tmp_path / "artefact" / "notes.txt").write_text("mine")
         staging.publish([path / "made"])
