@@ -113,18 +113,8 @@ def test_options_are_checked_without_a_model() -> None:
     ):
         with pytest.raises(ValueError, match=rule):
             options.check(["ort"])
-
-
-def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="new, empty or an artefact"):
-        export(sources(block("rope")), "ort", tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
-def test_an_error_about_a_mistyped_target_names_the_nearest_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="did you mean onnx-static"):
-        export(sources(block("rope")), "onnx-statick", tmp_path / "artefact")
+        ExportOptions().check(["onnx-statick"])
 
 
 class Counting(PositionEncoding):

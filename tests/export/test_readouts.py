@@ -11,7 +11,6 @@ from torch import Tensor
 from posenc_export.export import TARGETS, VerificationError, export
 from posenc_export.models.parts.readout import POOLINGS, Mean, Readout
 from posenc_export.runtime import load, verify
-from posenc_export.runtime.artefact import manifest as manifests
 from tests.cases import choice, covering
 from tests.models.readouts import encoder, sources
 
@@ -63,17 +62,6 @@ def test_read_out_needs_a_second_output_and_a_token_in_every_row(tmp_path: Path)
         load(tmp_path / "plain").session().read_out(np.arange(3)[None])
     with pytest.raises(ValueError, match="expected at least one token in every row"):
         load(tmp_path / "pooled").session().read_out([np.arange(3), np.arange(0)])
-
-
-def test_a_second_output_without_a_description_is_refused(tmp_path: Path) -> None:
-    manifest = export(sources("mean"), "ort", tmp_path / "artefact", verify=False)
-    config = {key: value for key, value in manifest.config.items() if key != "readout"}
-    manifests.write(manifest.replace(config=config), tmp_path / "artefact")
-    with pytest.raises(
-        ValueError,
-        match="expected a second output exactly for a model without caches, with config.readout",
-    ):
-        load(tmp_path / "artefact")
 
 
 def test_half_precision_pools_in_float32() -> None:

@@ -154,16 +154,6 @@ def test_what_cannot_be_honoured_is_refused_in_one_line(case: str, port: int) ->
     assert "\n" not in answer["error"]["message"] and len(answer["error"]["message"]) < 350
 
 
-def test_fields_of_unsupported_features_are_named(port: int) -> None:
-    tools = {"messages": [MESSAGE], "tools": [{"type": "function", "function": {"name": "f"}}]}
-    penalty = {"messages": [MESSAGE], "frequency_penalty": 0.5}
-    tool, number = [
-        Client(port).ask(CHAT, body)[1]["error"]["message"] for body in (tools, penalty)
-    ]
-    assert tool.startswith("tools: expected no tools, which this server does not support, got [{")
-    assert number == ("frequency_penalty: expected 0, got 0.5; /openapi.json lists the fields")
-
-
 def test_a_model_without_a_template_says_so(model: Model) -> None:
     from posenc_export.serve.app import application
 
