@@ -2,6 +2,10 @@
 number of heads that is not a power of two, and partial blocks.
 """
 
+from typing import Any
+
+from msgspec.structs import replace
+
 from posenc_export.encodings import REGISTRY, parse
 from posenc_export.models.config import BlockConfig, StackConfig
 from posenc_export.models.short_forms import block_config, decoder_config, encoder_config
@@ -126,3 +130,12 @@ def encoder(variant: str) -> StackConfig:
         hidden=40,
         block=block(variant, causal=False, qkv_bias=True, output_bias=True),
     )
+
+
+def attending(config: Any, **settings: Any) -> Any:
+    """Return a stack whose layers have other settings of attention, such as `sees`."""
+    layers = {
+        name: replace(kind, attention=replace(kind.attention, **settings))
+        for name, kind in config.layers.items()
+    }
+    return replace(config, layers=layers)

@@ -14,7 +14,6 @@ from posenc_export.models.presets import seeded
 from posenc_export.runtime import verify
 from posenc_export.runtime.verification import grid_inputs
 from tests import tiny
-from tests.faults.of_edges import seeing
 from tests.traces import sources
 
 VARIANTS: Dict[str, Dict[str, int]] = {
@@ -56,11 +55,12 @@ def test_an_encoding_states_where_its_formula_changes(variant: str) -> None:
 @pytest.mark.parametrize("name", SEES)
 def test_a_rule_of_visibility_states_where_keys_become_invisible(name: str) -> None:
     parameters, expected = SEES[name]
-    assert _named(seeing({"name": name, **parameters}, tiny.decoder("rope"))) == expected
+    config = tiny.attending(tiny.decoder("rope"), sees={"name": name, **parameters})
+    assert _named(config) == expected
 
 
 def test_an_edge_outside_the_range_of_positions_is_left_out() -> None:
-    config = seeing({"name": "window", "size": 1100}, tiny.decoder("rope"))
+    config = tiny.attending(tiny.decoder("rope"), sees={"name": "window", "size": 1100})
     assert _named(config) == {}
 
 
@@ -98,7 +98,7 @@ def test_a_window_that_is_too_far_is_named_as_not_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(grid_inputs, "LONGEST", 64)
-    config = seeing({"name": "window", "size": 300}, tiny.decoder("rope"))
+    config = tiny.attending(tiny.decoder("rope"), sees={"name": "window", "size": 300})
     manifest = export(sources(config), "ort", tmp_path / "artefact")
     unreached = {"window 300": "300, behind the 64 tokens that are read"}
     assert manifest.certificate is not None and manifest.certificate["unreached"] == unreached
@@ -108,7 +108,7 @@ def test_a_window_that_is_too_far_is_named_as_not_reached(
 
 
 def test_a_bidirectional_model_is_read_beyond_its_reach_in_one_call(tmp_path: Path) -> None:
-    config = seeing({"name": "near", "reach": 40}, tiny.encoder("rope"))
+    config = tiny.attending(tiny.encoder("rope"), sees={"name": "near", "reach": 40})
     manifest = export(sources(config), "ort", tmp_path / "artefact")
     assert manifest.certificate is not None
     assert "one call of 105 tokens, window 41" in manifest.certificate["cells"]

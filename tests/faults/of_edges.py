@@ -4,7 +4,6 @@ import functools
 from typing import Any, Callable, ContextManager, Dict, Tuple
 
 import numpy as np
-from msgspec.structs import replace
 from onnx import TensorProto, helper, numpy_helper
 
 from bench.ruined_graphs import Graph, attention
@@ -14,25 +13,6 @@ from posenc_export.models.config import StackConfig
 from tests import tiny
 
 FURTHEST = 150  # distance from which T5 uses the last bucket
-
-
-def seeing(sees: Any, config: StackConfig) -> StackConfig:
-    """Return a stack whose layers see other keys."""
-    layers = {
-        name: replace(kind, attention=replace(kind.attention, sees=sees))
-        for name, kind in config.layers.items()
-    }
-    return replace(config, layers=layers)
-
-
-def encoded(spec: Any, **sizes: Any) -> StackConfig:
-    """Return a decoder whose layers have another encoding."""
-    config = tiny.decoder("rope", **sizes)
-    layers = {
-        name: replace(kind, attention=replace(kind.attention, encodings=(spec,)))
-        for name, kind in config.layers.items()
-    }
-    return replace(config, layers=layers)
 
 
 def _slot_one_early(depth: int) -> Callable[[Graph], None]:
@@ -87,9 +67,14 @@ def _exporting(plant: Callable[[Graph], None]) -> Callable[[], ContextManager[No
     return functools.partial(exporting, "ort", plant)
 
 
-T5 = {"name": "t5", "max_distance": FURTHEST}
-SHAW = {"name": "shaw", "left": 120}
-WINDOW = seeing({"name": "window", "size": 700}, tiny.decoder("rope", max_positions=1000))
+def encoded(name: str, **parameters: Any) -> StackConfig:
+    """Return a decoder whose layers have this encoding."""
+    return tiny.attending(tiny.decoder("rope"), encodings=({"name": name, **parameters},))
+
+
+T5, SHAW = encoded("t5", max_distance=FURTHEST), encoded("shaw", left=120)
+LONG = tiny.decoder("rope", max_positions=1000)
+WINDOW = tiny.attending(LONG, sees={"name": "window", "size": 700})
 FAULTS: Dict[str, Tuple[StackConfig, Callable[[], ContextManager[None]]]] = {
     **{
         f"window {what}": (WINDOW, _exporting(attention("local_window_size", change)))
@@ -100,13 +85,13 @@ FAULTS: Dict[str, Tuple[StackConfig, Callable[[], ContextManager[None]]]] = {
         )
     },
     "long factors of keys never written": (
-        encoded({"name": "rope_longrope", "original_max_positions": 150}),
+        encoded("rope_longrope", original_max_positions=150),
         lambda: far_keys_unwritten(None),
     ),
-    "border of the last bucket one late": (encoded(T5), _exporting(_border(1))),
-    "border of the last bucket one early": (encoded(T5), _exporting(_border(-1))),
-    "clip distance one long": (encoded(SHAW), _exporting(_clip(-1))),
-    "clip distance one short": (encoded(SHAW), _exporting(_clip(1))),
+    "border of the last bucket one late": (T5, _exporting(_border(1))),
+    "border of the last bucket one early": (T5, _exporting(_border(-1))),
+    "clip distance one long": (SHAW, _exporting(_clip(-1))),
+    "clip distance one short": (SHAW, _exporting(_clip(1))),
     **{
         f"slot shifted in a step at {depth} cached tokens": (
             tiny.decoder("rope"),

@@ -25,22 +25,13 @@ from posenc_export.runtime.verification import checks, described
 from posenc_export.runtime.verification.claims import OPEN
 from tests.cases import combinations
 from tests.reading import own_modules
-from tests.tiny import VARIANTS, block, decoder, encoder
+from tests.tiny import VARIANTS, attending, block, decoder, encoder
 from tests.traces import exported, sources
 
 WINDOW, CHUNK = {"name": "window", "size": 9}, {"name": "chunk", "size": 12}
 MASKS: Dict[str, Any] = {"causal": {"name": "causal"}, "window": WINDOW, "chunk": CHUNK}
 LONG = 540  # positions for which caches of windows are shorter
 pytestmark = pytest.mark.xdist_group("indices")
-
-
-def seeing(config: Any, sees: Dict[str, Any]) -> Any:
-    """Return a description whose layers see other keys."""
-    layers = {
-        name: replace(kind, attention=replace(kind.attention, sees=sees))
-        for name, kind in config.layers.items()
-    }
-    return replace(config, layers=layers)
 
 
 def written(
@@ -51,7 +42,7 @@ def written(
     signature: str = "positions",
     most: int = 350,
 ) -> Path:
-    config = seeing(decoder(variant, max_positions=most), MASKS[mask])
+    config = attending(decoder(variant, max_positions=most), sees=MASKS[mask])
     path = folder / "artefact"
     exported(path, config, target, signature=signature)
     return path
@@ -101,7 +92,7 @@ def test_masks_of_caches_of_windows_are_compared(mask: str, tmp_path: Path) -> N
     combinations(["ort", "onnx"], [{"name": "both"}, {"name": "near", "reach": 4}]),
 )
 def test_no_honest_encoder_is_refused(sees: Dict[str, Any], target: str, tmp_path: Path) -> None:
-    exported(tmp_path / "a", seeing(encoder("t5"), sees), target)
+    exported(tmp_path / "a", attending(encoder("t5"), sees=sees), target)
     assert checked(tmp_path / "a").failures == {}
 
 
@@ -160,12 +151,9 @@ def test_no_honest_combination_is_refused(name: str, target: str, tmp_path: Path
 
 @pytest.mark.parametrize("variant", ["rope", "alibi"])
 def test_keys_beside_a_sink_are_proved(variant: str, tmp_path: Path) -> None:
-    config = seeing(decoder(variant, max_positions=80), {"name": "window", "size": 9})
-    layers = {
-        name: replace(layer, attention=replace(layer.attention, sinks=True))
-        for name, layer in config.layers.items()
-    }
-    exported(tmp_path / "a", replace(config, layers=layers), "onnx")
+    sees = {"name": "window", "size": 9}
+    config = attending(decoder(variant, max_positions=80), sees=sees, sinks=True)
+    exported(tmp_path / "a", config, "onnx")
     assert (result := checked(tmp_path / "a")).failures == result.skipped == {}
     model, graph = load(tmp_path / "a", threads=1), onnx.load(tmp_path / "a/model.onnx")
     number("Sub", 1, 1)(graph.graph)  # the window
@@ -433,7 +421,7 @@ def test_an_artefact_that_declares_nothing_is_not_called_proved(tmp_path: Path) 
 
 @pytest.mark.parametrize("variant", ["alibi", "t5"])
 def test_masks_in_bfloat16_are_compared_before_the_cast(variant: str, tmp_path: Path) -> None:
-    config = seeing(decoder(variant, max_positions=80), CHUNK)
+    config = attending(decoder(variant, max_positions=80), sees=CHUNK)
     exported(tmp_path / "a", config, "ort-cuda", dtype="bfloat16")
     graph, result = onnx.load(tmp_path / "a" / "model.onnx"), []
     manifest = manifests.read(tmp_path / "a")
