@@ -142,7 +142,7 @@ def decomposed(
             node.args, node.kwargs = node.args[:1], {"dtype": node.args[1]}
         elif node.target in REVERSED:
             node.target, node.args = torch.ops.aten.sub.Tensor, node.args[::-1]
-        elif node.target in RESHAPED:
+        elif node.target in RESHAPED and _is_replaced(node, sizes):
             with program.graph.inserting_before(node):
                 shape = [_as_argument(size) for size in _shape(node, sizes)]
             # No view: torch runs the program once more, with the strides of values that are cast.
