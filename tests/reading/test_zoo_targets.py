@@ -20,7 +20,7 @@ pytestmark = [
 ]
 TOLERANCE = tolerance("float32", depth=2, reduction=64)
 TARGETS = ["onnx", "onnx-static", "ort", "ort-native", "torchscript"]
-QUICK = ["shift-by-pad", "additive"]
+QUICK = ["shift-by-pad", "padding-as-bias"]
 CERTIFIED = [
     ("window-beside-first", "positions"),
     ("window-beside-first", "mask"),
