@@ -1,5 +1,5 @@
-"""Axial RoPE of grids scaled to -1 .. 1 (Siméoni et al. 2025, DINOv3, 3.2; as pixels in
-lucidrains' rotary-embedding-torch).
+"""Axial RoPE of grids scaled to -1 .. 1 (Siméoni et al. 2025, DINOv3, 3.2; also that of
+lucidrains' rotary-embedding-torch with freqs_for="pixel").
 """
 
 import math
