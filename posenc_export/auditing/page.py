@@ -13,9 +13,9 @@ from posenc_export.auditing.answer import Audit
 STYLE = """body { font: 15px/1.5 system-ui, sans-serif; max-width: 66rem; margin: 2rem auto;
 padding: 0 1rem } .sentence { font-size: 1.3rem; font-weight: 600 } img { width: 100% }
 table { border-collapse: collapse; display: block; overflow-x: auto }
-td:first-child { white-space: nowrap }
+td { white-space: nowrap } td:last-child { min-width: 11rem } td:first-child { min-width: 8rem }
 td, th { padding: .2rem .7rem; text-align: left; border-bottom: 1px solid #d8dee4 }
-.wrong, .refused { color: #b3261e }
+td:first-child, td:last-child { white-space: normal } .wrong, .refused { color: #b3261e }
 pre { overflow: auto; max-height: 30rem; background: #f6f8fa; padding: 1rem }"""
 MARK = b"<!-- posenc audit -->"
 LOSS = {
@@ -34,11 +34,11 @@ def render(audit: Audit, name: str) -> str:
     """Return the page of the audit of a graph."""
     inputs = [(row["name"], row["type"], row["meaning"]) for row in audit.inputs]
     cells = [
-        (cell.name, cell.status, f"{cell.error:.1e}", f"{cell.tolerance:.1e}",
-         str(cell.first) if cell.first >= 0 else "", cell.message)
-        for cell in audit.cells
+        (c.name, c.status, *(f"{x:.1e}" if c.tolerance else "" for x in (c.error, c.tolerance)),
+         str(c.first) if c.first >= 0 else "", c.message)
+        for c in audit.cells
     ]  # fmt: skip
-    heads = ("cell", "result", "error", "tolerance", "first wrong token", "")
+    heads = ("cell", "result", "error", "tolerance", "first wrong token", "reason")
     parts = [
         f"<p class='sentence'>{html.escape(audit.sentence)}</p>",
         f'<img alt="error over position" src="data:image/svg+xml;base64,{_chart(audit)}">',
