@@ -250,8 +250,7 @@ def _example(file: Path) -> Any:
 
 def imported(where: str, text: str) -> Any:
     """Return the module package.module:name, or what the function of this name returns if it needs
-    no arguments, or else the function. Raise ValueError for another name. The package is code of
-    the user, which runs.
+    no arguments, or else the function. It imports code of the user. ValueError for another name.
     """
     import torch
 
@@ -259,7 +258,8 @@ def imported(where: str, text: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     rule = f"{where}: expected a module {place} that can be imported"
-    with explained(rule, "run the command in its folder, or set PYTHONPATH", ImportError):
+    right = f"write {Path(place).stem}:{name}, and " if place.endswith(".py") else ""
+    with explained(rule, f"{right}run the command in its folder, or set PYTHONPATH", ImportError):
         module = importlib.import_module(place)
     value: Any = getattr(module, name, None)
     if not isinstance(value, torch.nn.Module) and _needs_nothing(value):

@@ -10,7 +10,8 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from None
 
-from posenc_export.export.artefact import check_export, export, export_all, folders
+from posenc_export.export.artefact import check_export, export_all, folders
+from posenc_export.export.artefact import export_model as export
 from posenc_export.export.options import ExportOptions
 from posenc_export.export.read_module import ReadAs
 from posenc_export.export.sources import Sources

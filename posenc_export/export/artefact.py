@@ -40,7 +40,7 @@ LONGEST = 300  # characters of an error of torch
 TOKENIZER = "tokenizer.json"  # the file name of the tokenizers library
 
 
-def export(
+def export_model(
     model: Union[Model, Sources, torch.nn.Module],
     target: str,
     folder: Union[str, Path],
@@ -62,8 +62,7 @@ def export(
     output: Optional[str] = None,
     axes: int = 0,
 ) -> Manifest:
-    """Export `model` for `target`, verify the artefact (export/verify.py) and publish it as
-    `folder`.
+    """Export `model` for `target`, verify the artefact and publish it as `folder`.
 
     Args:
         model: a float32 Stack or AttentionBlock, or any other torch.nn.Module, which is read as it
@@ -78,11 +77,9 @@ def export(
         ValueError: unknown target, signature, dtype, weight or cache format; a folder that holds
             other files; a module that the target cannot represent; calibration data that the model
             cannot read; a size that is too small, or for a model that reads no text; a tokenizer
-            that cannot be read; on text, a perplexity of more than `max_loss` times that in
-            float32.
+            that cannot be read; on text, a perplexity above `max_loss` times that in float32.
         VerificationError: the artefact does not agree with the module; nothing is written.
-        OSError: the folder cannot be written, or the disk is full; an existing artefact is
-            unchanged.
+        OSError: the folder cannot be written, or the disk is full; an old artefact stays.
     """
     options = ExportOptions(signature, dtype, verify, progress, weights, calibrate, cache)
     options = replace(options, tolerance=tolerance, text=text, max_loss=max_loss, size=size)
@@ -101,7 +98,7 @@ def export_all(
     """Export for several targets. Artefacts are published after the last one is verified.
 
     Args:
-        model: as for `export`, like the exceptions.
+        model: as for `export_model`, like the exceptions.
         targets: names in TARGETS.
         output: with one target, the artefact's folder; with several, the parent of one subfolder
             per target, named after it.

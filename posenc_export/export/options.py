@@ -31,8 +31,7 @@ class ExportOptions:
         signature: "positions" (position_ids) or "mask" (attention_mask).
         dtype: "float32", "float16" or "bfloat16" (target ort-cuda), of weights, activations and
             caches; None selects the target's first dtype.
-        verify: run the parity grid and write its certificate; "quick" for one scenario of each kind
-            of call (runtime.verification.scenarios.Level).
+        verify: run the parity grid and write its certificate; "quick" for its quick check.
         progress: called with one line of text at each stage.
         weights: name of formats.FORMATS to quantize the linear layers and the token table; "keep"
             for the blocks of a GGUF file, on target ort (rounding.kept); None keeps weights
@@ -108,6 +107,9 @@ class ExportOptions:
             raise refusal("export", rule, self.max_loss, f"omit it for {MAX_LOSS}")
 
     def _check_target(self, target: str) -> None:
+        if not isinstance(target, str):
+            got, remedy = type(target).__name__, "write export_model(model, target, folder)"
+            raise refusal("export", "the name of a target", f"an object of class {got}", remedy)
         check_name("export: expected target", target, list(TARGETS))
         for what, known in KNOWN.items():
             name = getattr(self, what)

@@ -287,7 +287,8 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
         return model
     if not isinstance(model, torch.nn.Module):
         rule = "a Stack, an AttentionBlock or another torch.nn.Module"
-        raise refusal("export", rule, short_repr(model), "pass such an object")
+        an = "an instance of it" if isinstance(model, type) else "such an object"
+        raise refusal("export", rule, short_repr(model), f"pass {an}")
     kind = type(model)
     where, name = f"module {kind.__qualname__}", f"{kind.__module__}.{kind.__qualname__}"
     _check(model, where)

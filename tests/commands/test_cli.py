@@ -228,7 +228,8 @@ MISSPELLED = {
     "plot cosin": "got 'cosin'; posenc list shows all names",
     "export block --encoding ropee --target ort -o x": "did you mean rope? posenc list shows all",
     "bench tiny-rope --runtime transformer": "got 'transformer'; did you mean transformers?",
-    "bench tiny-rop": "expected posenc.json in it, got none; did you mean tiny-rope?",
+    "export mygpt.py:build --target ort -o x": "write mygpt:build, and run the command in its",
+    "bench tiny-rop": "in it, got no folder of this name; did you mean tiny-rope?",
     "plot rope:thet=3": "got 'thet'; did you mean theta?",
     "export org/name-1B --target ort -o x": (
         "got 'org/name-1B'; give one that exists, or download the model first: hf download "

@@ -466,6 +466,7 @@ REFUSED = {
         "module, got them for AttentionBlock; leave them out$"),
     "no module": (lambda: 3, {},
         "expected a Stack, an AttentionBlock or another torch.nn.Module, got 3; pass"),
+    "a class": (lambda: torch.nn.Linear, {}, "got <class .*Linear'>; pass an instance of it$"),
 }  # fmt: skip
 
 

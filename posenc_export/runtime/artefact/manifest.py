@@ -95,15 +95,15 @@ def _content(folder: Path) -> Any:
     if not path.is_file():
         inside = sorted(nested.parent.name for nested in folder.glob(f"*/{FILE_NAME}"))
         remedy = f"give one of its subfolders {', '.join(inside)}" if inside else ""
-        got = "a file" if folder.is_file() else "none"
+        got = "none" if folder.exists() else "no folder of this name"
+        got = "a file" if folder.is_file() else got
         raise refusal(where, f"{FILE_NAME} in it", got, remedy or _export_first(folder))
     size = path.stat().st_size
     if size > LONGEST:
         raise refusal(where, f"{FILE_NAME} of at most {LONGEST} bytes", size, REMEDY)
     try:
         content = msgspec.json.decode(path.read_bytes())
-        # The digest needs content that can be encoded again; lone surrogates and deep nesting
-        # cannot.
+        # The digest encodes the content again, which lone surrogates and deep nesting prevent.
         json.dumps(content)
     except RecursionError:
         got = "deeper nesting than can be read"
@@ -111,8 +111,7 @@ def _content(folder: Path) -> Any:
     except ValueError as error:
         raise refusal(where, f"JSON in {FILE_NAME}", brief(error), REMEDY) from None
     if not isinstance(content, dict):
-        got = type(content).__name__
-        raise refusal(where, f"a JSON object in {FILE_NAME}", got, REMEDY)
+        raise refusal(where, f"a JSON object in {FILE_NAME}", type(content).__name__, REMEDY)
     return content
 
 
