@@ -59,23 +59,18 @@ def check_encoding(encoding: PositionEncoding, geometry: Geometry, dtype: str) -
                 _check_hook(cast, plain, hook, geometry, dtype)
 
 
-def _rule(encoding: PositionEncoding, hook: str) -> str:
-    """Return the beginning of an error about a hook, with its file and line."""
-    name = "embed" if hook == "embed_next" and not overrides(encoding, hook) else hook
-    code = inspect.unwrap(getattr(type(encoding), name)).__code__
-    place = f"{code.co_filename}:{code.co_firstlineno}"
-    return f"encoding {type(encoding).__name__}: expected {hook.removesuffix('_next')} at {place}"
-
-
 def _check_hook(
     cast: PositionEncoding, plain: PositionEncoding, hook: str, geometry: Geometry, dtype: str
 ) -> None:
     """Check that a hook runs in half precision with results of the dtypes of the contract, and
     compare them with those of the same weights in float32.
     """
-    rule, half = _rule(cast, hook), getattr(torch, dtype)
+    name = "embed" if hook == "embed_next" and not overrides(cast, hook) else hook
+    code = inspect.unwrap(getattr(type(cast), name)).__code__
+    place = f"{code.co_filename}:{code.co_firstlineno}"
+    rule = f"encoding {type(cast).__name__}: expected {hook.removesuffix('_next')} at {place}"
     try:
-        results = _results(cast, hook, geometry, half)
+        results = _results(cast, hook, geometry, getattr(torch, dtype))
     except RuntimeError as error:
         problem = " ".join(str(error).split())[:LONGEST]
         raise ValueError(f"{rule} to run in {dtype}, got {problem}; {CONVERT}") from error

@@ -83,7 +83,9 @@ class ExpectedNumbers:
         if f"model.{name}" in self.tensors:  # rounded weights are named without this prefix
             return self.of(f"model.{name}", shape)
         if name.removesuffix(OF_SCALES) in self._scales:
-            return _flat_scales(self._scales[name.removesuffix(OF_SCALES)], shape)
+            scales = self._scales[name.removesuffix(OF_SCALES)]
+            missing = shape[0] // len(scales) - scales.shape[1]  # channels that pad heads
+            return np.pad(scales, ((0, 0), (0, missing)), constant_values=1).reshape(-1)
         base, _, form = name.rpartition(".")
         tables = {name: part for name, (shared, part) in self._levels.items() if shared == base}
         if tables and form in LEVELS:
@@ -138,12 +140,6 @@ def with_zeros(numbers: np.ndarray, shape: Shape) -> Optional[np.ndarray]:
     if len(shape) != numbers.ndim or min(missing, default=0) < 0:
         return None
     return np.pad(numbers, [(0, count) for count in missing])
-
-
-def _flat_scales(scales: np.ndarray, shape: Shape) -> np.ndarray:
-    """Return scales [K,D] of a cache as [K*wide]; channels that pad heads have scale 1."""
-    missing = shape[0] // len(scales) - scales.shape[1]
-    return np.pad(scales, ((0, 0), (0, missing)), constant_values=1).reshape(-1)
 
 
 def _by_output(numbers: np.ndarray, _: Shape) -> np.ndarray:

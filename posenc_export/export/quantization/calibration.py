@@ -150,7 +150,7 @@ def moments(model: Model, sample: Sample, say: Progress = silent) -> Iterator[Di
     for group in _groups({name: part for name, part in layers.items() if name not in same}):
         sizes = {name: weight.size(1) for name, weight in group.items()}
         sums = {name: torch.zeros(n, n, dtype=torch.float64) for name, n in sizes.items()}
-        watchers = [(Use(weight, True), _add_to(sums[name])) for name, weight in group.items()]
+        watchers = [(Use(weight, True), _noting(_add_to, sums[n])) for n, weight in group.items()]
         with Watching(watchers):
             run(model, sample, say, "measuring inputs of weights", head=True)
         for total in sums.values():
@@ -170,15 +170,18 @@ def _groups(layers: Mapping[str, Tensor]) -> Iterator[Dict[str, Tensor]]:
     yield group
 
 
-def _add_to(total: Tensor) -> Watcher:
-    """Return a watcher that adds x x' of every token x that a layer reads to a total."""
+def _noting(note: Callable[[Tensor, Tensor], Any], found: Tensor) -> Watcher:
+    """Return a watcher that calls note(found, tokens [N,K]) with what a layer reads."""
 
-    def add(x: Tensor, compute: Callable[[], Tensor]) -> Tensor:
-        rows = x.flatten(0, -2)
-        total.add_(rows.T @ rows)
+    def watch(x: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+        note(found, x.flatten(0, -2))
         return compute()
 
-    return add
+    return watch
+
+
+def _add_to(total: Tensor, rows: Tensor) -> None:
+    total.add_(rows.T @ rows)
 
 
 def cache_scales(model: Model, sample: Sample, say: Progress = silent) -> Dict[str, np.ndarray]:
@@ -253,7 +256,15 @@ def smoothed(model: Model, sample: Sample, say: Progress = silent) -> Model:
     """Return a model with equal outputs and scaled norms; it shares other weights."""
     largest, changed = _largest(model, sample, say), _scaled_weights(model)
     copied = sharing_weights(model, changed)
-    _scale_norms(copied, largest)
+    with torch.no_grad():
+        for group, inputs in zip(_norms(copied), largest, strict=True):
+            weights = torch.stack([weight.abs().amax(0) for weight in group.readers]).amax(0)
+            ratio = inputs.clamp(min=LEAST_INPUT) / weights.clamp(min=LEAST_INPUT)
+            scale = torch.exp2(torch.log2(ratio).div(2).round())
+            for factor in group.factors:
+                factor /= scale
+            for weight in group.readers:
+                weight *= scale
     if isinstance(copied, ReadModule):
         names = {id(parameter): name for name, parameter in copied.named_parameters()}
         copied.changed |= {names[weight] for weight in _scaled_weights(copied)}
@@ -269,36 +280,16 @@ def _largest(model: Model, sample: Sample, say: Progress) -> List[Tensor]:
     """Return the largest magnitude [K] of each channel of what each group reads."""
     first = [group.readers[0] for group in _norms(model)]
     largest = [torch.zeros(weight.size(1)) for weight in first]
-    watchers = [
-        (Use(weight, True), _recorder(sums)) for weight, sums in zip(first, largest, strict=True)
-    ]
+    pairs = zip(first, largest, strict=True)
+    watchers = [(Use(weight, True), _noting(_keep_largest, of)) for weight, of in pairs]
     few = sample.kept(SMOOTHING_WINDOWS * sample.windows.shape[1])
     with Watching(watchers):
         run(model, few, say, "measuring inputs of weights")
     return largest
 
 
-def _recorder(largest: Tensor) -> Watcher:
-    """Return a watcher that keeps the largest magnitudes of inputs in `largest` [K]."""
-
-    def record(x: Tensor, compute: Callable[[], Tensor]) -> Tensor:
-        torch.maximum(largest, x.abs().flatten(0, -2).amax(0), out=largest)
-        return compute()
-
-    return record
-
-
-def _scale_norms(model: Model, largest: List[Tensor]) -> None:
-    """Scale norms and the weights that read them in place."""
-    with torch.no_grad():
-        for group, inputs in zip(_norms(model), largest, strict=True):
-            weights = torch.stack([weight.abs().amax(0) for weight in group.readers]).amax(0)
-            ratio = inputs.clamp(min=LEAST_INPUT) / weights.clamp(min=LEAST_INPUT)
-            scale = torch.exp2(torch.log2(ratio).div(2).round())
-            for factor in group.factors:
-                factor /= scale
-            for weight in group.readers:
-                weight *= scale
+def _keep_largest(largest: Tensor, rows: Tensor) -> None:
+    torch.maximum(largest, rows.abs().amax(0), out=largest)
 
 
 def _norms(model: Model) -> Iterator[Group]:
