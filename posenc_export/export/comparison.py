@@ -67,8 +67,7 @@ def compare(
     if not error <= accuracy.tolerance:
         sees_later = bool(session.manifest.states) and _sees_later(original, case, accuracy)
         raise ValueError(_disagreement(ours, whole, case, error, accuracy, sees_later))
-    columns = np.arange(case.full.shape[-1])
-    expected = Expected(columns, case, {}, None)
+    expected = Expected(np.arange(case.full.shape[-1]), case, {}, None)
     measured = measuring.measure(session, expected, accuracy, lambda _: None)
     cells = {FULL: error, **measured.cells}
     worst = max(cells, key=lambda name: cells[name])

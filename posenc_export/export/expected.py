@@ -118,9 +118,8 @@ def expected_outputs(
     """
     session = eager_session(model, grid_inputs.length_of(manifest))
     edges = indices_of(edges_of(model), manifest)
-    of_case, length = 2 * max(grid_inputs.BATCHES) * grid_inputs.length_of(manifest), 0
-    if long:
-        length = grid_inputs.length_for(manifest, edges)
+    of_case = 2 * max(grid_inputs.BATCHES) * grid_inputs.length_of(manifest)
+    length = grid_inputs.length_for(manifest, edges) if long else 0
     what = f"{manifest.target}: computing the outputs of the module"
     steps = Steps(say, what, of_case + length, "tokens")
     case, sequence = _case(session, manifest), None

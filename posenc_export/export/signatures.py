@@ -88,8 +88,7 @@ class CallSignature(Signature):
         self, x: Tensor, position_ids: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S] or [B,S,E], position_ids [B,S] or [1+A,B,S], states; return output, states."""
-        output, present = self.model(x, self.places(position_ids), states)
-        return output, present
+        return self.model(x, self.places(position_ids), states)
 
 
 class CallLogitsSignature(Signature):
@@ -99,8 +98,7 @@ class CallLogitsSignature(Signature):
         self, x: Tensor, position_ids: Tensor, logits_index: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """logits_index [B,R] int64; return logits [B,R,V], states."""
-        output, present = self.model(x, self.places(position_ids), states, logits_index)
-        return output, present
+        return self.model(x, self.places(position_ids), states, logits_index)
 
 
 class MaskSignature(Signature):
@@ -118,8 +116,7 @@ class MaskSignature(Signature):
         write_index = ops.write_index(torch.full_like(keys[:, 0], past), own)
         if self.cached:
             keys = ops.fit_positions(keys, states[self.first_cache], own)
-        output, present = self.model(x, TokenPlaces(own, own, keys, write_index), states)
-        return output, present
+        return self.model(x, TokenPlaces(own, own, keys, write_index), states)
 
 
 class SegmentSignature(Signature):

@@ -206,24 +206,22 @@ def _replace(mark: ir.Node, values: Sequence[Any]) -> None:
 
 def _transposed_weights(graph: ir.Graph) -> Dict[str, str]:
     """Return names for weights that the optimizer may fold transposed: "PARAMETER.T", by value."""
-    weights = {
-        name: [node for node, _ in weight.uses() if _turns(node)]
-        for name, weight in graph.initializers.items()
-        if weight.shape is not None and len(weight.shape) == 2
-    }
-    return {
-        str(nodes[0].outputs[0].name): f"{name}.T"
-        for name, nodes in weights.items()
-        if len(nodes) == 1
-    }
+    names = {}
+    for name, weight in graph.initializers.items():
+        read = [node.outputs[0] for node, _ in weight.uses()]
+        turned = [value for value in read if transposed(value) is weight]
+        if weight.shape is not None and len(weight.shape) == 2 and len(turned) == 1:
+            names[str(turned[0].name)] = f"{name}.T"
+    return names
 
 
-def _turns(node: ir.Node) -> bool:
-    """Return whether a node transposes a matrix. Some Transpose nodes keep the order of axes."""
-    if node.op_type != "Transpose":
-        return False
+def transposed(value: Optional[ir.Value]) -> Optional[ir.Value]:
+    """Return the matrix whose transpose a value is, or None."""
+    node = None if value is None else value.producer()
+    if node is None or node.op_type != "Transpose":
+        return None
     order = node.attributes.get("perm")
-    return order is None or list(order.as_ints()) == [1, 0]
+    return node.inputs[0] if order is None or list(order.as_ints()) == [1, 0] else None
 
 
 def _read_through_nodes(

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from posenc_export.export.quantization.grid import OnGrid as Rounding
+from posenc_export.export.trace import transposed
 from posenc_export.ops import graph
 from posenc_export.ops.graph import OnGrid, SplitHeads
 from posenc_export.runtime.artefact.graph_inputs import INPUTS
@@ -107,8 +108,7 @@ class Builder:
         graphs: Any = {}
         for key, emits in {"then": then, "else": otherwise}.items():
             inside = self.empty()
-            output = emits(inside)
-            graphs[f"{key}_branch"] = inside.graph_of(key, [], [output], self.onnx_dtype)
+            graphs[f"{key}_branch"] = inside.graph_of(key, [], [emits(inside)], self.onnx_dtype)
         chosen = self.node("If", condition, **graphs)
         chosen.type = ir.TensorType(self.onnx_dtype)
         return chosen
@@ -220,15 +220,6 @@ def constant_of(value: ir.Value) -> ir.Value:
     """Return the constant that a node OnGrid returns, or the value itself."""
     read = OnGrid.of(value)
     return value if read is None else read.weight
-
-
-def transposed(value: Optional[ir.Value]) -> Optional[ir.Value]:
-    """Return the matrix whose transpose a value is, or None."""
-    node = None if value is None else value.producer()
-    if node is None or node.op_type != "Transpose":
-        return None
-    order = node.attributes.get("perm")
-    return node.inputs[0] if order is None or list(order.as_ints()) == [1, 0] else None
 
 
 def numbers_of(value: ir.Value) -> np.ndarray:

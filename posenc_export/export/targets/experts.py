@@ -46,12 +46,7 @@ def flat(op: Builder, node: Experts) -> ir.Value:
 
 def _beside(op: Builder, x: ir.Value, weights: ir.Value, bias: Optional[ir.Value]) -> ir.Value:
     """Apply the linear layers of all experts, weights [N,n,m], to x [B,S,n], to [B,S,N*m]."""
-    beside = op.weight(
-        f"{weights.name}.beside",
-        lambda: np.ascontiguousarray(numbers_of(weights).swapaxes(0, 1)).reshape(
-            size(weights, 1), -1
-        ),
-    )
+    beside = op.weight(f"{weights.name}.beside", lambda: np.hstack([*numbers_of(weights)]))
     y = op.MatMul(x, beside)
     return y if bias is None else op.Add(y, _stacked(op, bias, (-1,)))
 

@@ -186,9 +186,8 @@ def without_unread(op: Builder, manifest: Manifest) -> Tuple[List[Value], List[S
     graph.outputs.extend(outputs)
     present = [Value(state.present, state.dtype, present_axes(state)) for state in kept]
     for value, described in zip(outputs, [*manifest.outputs, *present], strict=True):
-        dtype = ir.DataType.from_numpy(np.dtype(described.dtype))
         value.name, value.shape = described.name, ir.Shape(described.axes)
-        value.type = ir.TensorType(dtype)
+        value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(described.dtype)))
     common.RemoveUnusedNodesPass()(op.model)
     for value in list(graph.inputs)[1:]:
         if not value.uses():

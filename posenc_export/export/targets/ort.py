@@ -32,16 +32,10 @@ from posenc_export.export.targets import (
     ort_slots,
     standard,
 )
-from posenc_export.export.targets.builder import (
-    FLOAT,
-    MICROSOFT,
-    Builder,
-    Table,
-    transposed,
-)
+from posenc_export.export.targets.builder import FLOAT, MICROSOFT, Builder, Table
 from posenc_export.export.targets.onnx_file import FILE_NAME, Lowerings, write_onnx
 from posenc_export.export.targets.weights import ROUNDED, Fused, InHalf
-from posenc_export.export.trace import Source
+from posenc_export.export.trace import Source, transposed
 from posenc_export.ops import graph
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import cuda_placement, kernel_library

@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from posenc_export.export.quantization.grid import Codes, Grid, OnGrid, packed_codes
 from posenc_export.export.targets import experts
-from posenc_export.export.targets.builder import MICROSOFT, Builder, NodeLowering, transposed
+from posenc_export.export.targets.builder import MICROSOFT, Builder, NodeLowering
+from posenc_export.export.trace import transposed
 
 ZERO = 8  # code that a 4-bit code has 0 at; the minimum of a block is its offset less ZERO scales
 # Accuracy_level of MatMulNBits; activations are rounded in blocks of one token, so outputs do not
