@@ -125,7 +125,6 @@ def test_every_block_runs_from_the_top_and_prints_what_is_shown(
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     for name, value in (
         ("WORKING_SETS", (1 << 16,)),
-        ("SQUARE", 16),
         ("DURATION", 0.001),
         ("TIMES", 1),
     ):

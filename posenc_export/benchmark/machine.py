@@ -6,7 +6,7 @@ import platform
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Callable, Dict
 
 import numpy as np
 
@@ -23,7 +23,6 @@ LIBRARIES = """posenc-export numpy onnxruntime onnxruntime-gpu torch transformer
     llama-cpp-python openvino""".split()
 # Bytes, from the smallest cache of current processors to main memory.
 WORKING_SETS = tuple(1 << power for power in range(18, 30, 2))
-SQUARE = 1024  # rows and columns of the multiplied matrices
 DURATION = 0.06  # seconds per measurement
 TIMES = 3  # measurements, of which the shortest time counts
 
@@ -69,10 +68,8 @@ def described(threads: int) -> Machine:
 
 def limits(worker: Worker) -> Limits:
     """Measure the limits of the machine in a worker without contestant, by the shortest times."""
-
-    def quickest(do: str, **request: Any) -> Any:
-        return min(worker.ask(do, duration=DURATION, **request)["seconds"] for _ in range(TIMES))
-
-    read = [WorkingSet(size, size / quickest("bandwidth", bytes=size)) for size in WORKING_SETS]
-    flops = 2 * SQUARE**3 / quickest("gemm", width=SQUARE)
-    return Limits(read, flops)
+    read = []
+    for size in WORKING_SETS:
+        replies = [worker.ask("bandwidth", bytes=size, duration=DURATION) for _ in range(TIMES)]
+        read.append(WorkingSet(size, size / min(reply["seconds"] for reply in replies)))
+    return Limits(read)

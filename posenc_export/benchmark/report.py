@@ -111,17 +111,16 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
 
     def conditions(self) -> List[str]:
         """Return sentences on machine and contestants, limits, versions, and the command line."""
-        machine, limits = self.machine, self.limits
+        machine = self.machine
         threads, cores = counted(machine.threads, "thread"), counted(machine.cores, "core")
         cores = f"{threads} on {cores} ({machine.processor})"
         memory = f", {machine.memory_bytes / 2**30:.0f} GiB" if machine.memory_bytes else ""
         how = f"{cores}{memory}, {counted(self.batch_rows, 'row')}, one contestant at a time."
-        rates = ((work.bytes, work.read_bytes_per_second / 1e9) for work in limits.read)
+        rates = ((work.bytes, work.read_bytes_per_second / 1e9) for work in self.limits.read)
         read = ", ".join(f"{size(count)} at {rate:.1f} GB/s" for count, rate in rates)
-        flops = f"{limits.gemm_flops_per_second / 1e9:.0f} GFLOP/s"
         versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
         run = [f"{self.date}: {self.command}"] if self.command else []
-        return [how, f"Reads {read}; multiplies at {flops}.", f"{versions}.", *run]
+        return [how, f"Reads {read}.", f"{versions}.", *run]
 
 
 def duration(seconds: float) -> str:

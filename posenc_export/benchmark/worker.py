@@ -100,11 +100,6 @@ class Bench:
         reads = (flat.sum, partial(flat.dot, flat), partial(matrix.dot, vector))
         return watched(lambda: min(_median_of(read, duration / len(reads)) for read in reads))
 
-    def gemm(self, width: int, duration: float) -> Dict[str, Any]:
-        """Time numpy's float32 product of square matrices with `width` rows."""
-        matrix = np.ones((width, width), np.float32)
-        return {"seconds": _median_of(lambda: matrix @ matrix, duration)}
-
     def _prompt(self, tokens: int) -> Any:
         """Return equal ids [B,S] int64 or hidden states [B,S,E]; values do not matter."""
         source = self.manifest.inputs[0]

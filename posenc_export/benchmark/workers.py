@@ -27,7 +27,7 @@ class Worker:
 
     def __init__(self, label: str, threads: int) -> None:
         self.label = label
-        self.log = tempfile.TemporaryFile()  # noqa: SIM115  closed by end()
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
         self.connection, theirs = Pipe()
         self.child = subprocess.Popen(
             [*COMMAND, str(theirs.fileno())],
@@ -58,7 +58,7 @@ class Worker:
             raise refusal(f"benchmark {self.label}", rule, f"'{reply['error']}'", remedy)
         return reply
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Kill the process and its children, also if they are stopped."""
         self._signal(signal.SIGKILL)
         self.child.wait()
@@ -82,12 +82,8 @@ class Worker:
 def started(labels: Sequence[str], threads: int) -> Iterator[List[Worker]]:
     """Context manager that starts a worker per label, and kills all of them at exit."""
     with contextlib.ExitStack() as stack:
-        workers = []
-        for label in labels:
-            worker = Worker(label, threads)
-            stack.callback(worker.end)
-            workers.append(worker)
-        yield workers
+        starting = (contextlib.closing(Worker(label, threads)) for label in labels)
+        yield [stack.enter_context(worker) for worker in starting]
 
 
 def _environment(threads: int) -> Dict[str, str]:

@@ -4,6 +4,7 @@ import itertools
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ FAKE = [sys.executable, str(Path(__file__).parent / "fake_worker.py")]
 def folder(tmp_path, monkeypatch):
     """Function that writes an artefact folder with a manifest and a graph that is never opened."""
     monkeypatch.setattr(workers, "COMMAND", FAKE)
-    small = {"WORKING_SETS": (1 << 16,), "SQUARE": 16, "DURATION": 0.001, "TIMES": 1}
+    small = {"WORKING_SETS": (1 << 16,), "DURATION": 0.001, "TIMES": 1}
     for name, value in small.items():
         monkeypatch.setattr(machine, name, value)
 
@@ -105,7 +106,7 @@ def test_a_report_names_model_artefact_and_digest(folder):
 def test_the_limits_of_the_machine_are_measured_in_the_same_run(folder):
     limits = run([folder("a")], **ONE).limits
     assert [each.bytes for each in limits.read] == list(machine.WORKING_SETS)
-    assert limits.read[0].read_bytes_per_second > 0 and limits.gemm_flops_per_second > 0
+    assert limits.read[0].read_bytes_per_second > 0
 
 
 def test_workers_are_stopped_between_their_turns(folder):
@@ -142,12 +143,8 @@ def test_the_error_about_a_dead_worker_has_its_last_line_of_output(folder):
 def test_a_worker_that_does_not_answer_is_an_error(folder, monkeypatch):
     monkeypatch.setattr(workers, "PATIENCE", 0.2)
     monkeypatch.setattr(workers, "COMMAND", [sys.executable, "-c", "import time; time.sleep(60)"])
-    worker = Worker("mute", 1)
-    try:
-        with pytest.raises(ValueError, match="got no reply"):
-            worker.ask("load")
-    finally:
-        worker.end()
+    with closing(Worker("mute", 1)) as worker, pytest.raises(ValueError, match="got no reply"):
+        worker.ask("load")
 
 
 @pytest.mark.parametrize(
