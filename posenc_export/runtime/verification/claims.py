@@ -207,9 +207,8 @@ class Claims:
         sizes |= {"w": call.windows.count, "r": call.requested_count}
         sizes |= {"t+": call.keys.count + 1, "w+": call.windows.count + 1}
         for letter, known in sizes.items():
-            if letter not in before:
-                if self.solver.equal(size, known):
-                    return letter
+            if letter not in before and self.solver.equal(size, known):
+                return letter
         return UNKNOWN
 
     def _of_value(self, value: Value, uses: Sequence[Use]) -> None:

@@ -40,7 +40,7 @@ def is_read(manifest: Manifest) -> bool:
 
 def attentions(manifest: Manifest) -> List[Described]:
     """Return the description of each layer's attention. Raise ValueError for another config."""
-    config = _mapping(manifest.config)
+    config = manifest.config
     if "attention" in config:
         return [_convert(config["attention"], _Attention)]
     layers = _convert(config.get("layers", {}), Dict[str, Dict[str, Any]])
@@ -53,13 +53,10 @@ def attentions(manifest: Manifest) -> List[Described]:
 
 def of_tokens(manifest: Manifest) -> List[Described]:
     """Return the encodings of tokens. Raise ValueError for another config."""
-    config = _mapping(manifest.config)
-    tokens = _mapping(config.get("tokens", {})).get("encodings", []) or config.get("encodings", [])
+    config = manifest.config
+    tokens = _convert(config.get("tokens", {}), Dict[str, Any]).get("encodings")
+    tokens = tokens or config.get("encodings", [])
     return [*_convert(tokens, List[_Encoding])]
-
-
-def _mapping(value: Any) -> Dict[str, Any]:
-    return _convert(value, Dict[str, Any])
 
 
 def _convert(value: Any, kind: Any) -> Any:

@@ -122,8 +122,7 @@ def integer_part(whole: Nodes) -> IntegerPart:
     for node in graph.nodes:
         # The part does not compute the results of a node whose subgraphs were taken out.
         computed = known.issuperset(node.inputs) and node.operator not in WITH_BODIES
-        takes = node.operator in SIZES or computed
-        if not takes:
+        if not (node.operator in SIZES or computed):
             _leave(part, node, varying, layers, slices)
             continue
         part.nodes.append(node)
@@ -175,8 +174,7 @@ def _layers(graph: Nodes) -> Dict[str, int]:
     """
     before: Dict[str, int] = {}
     for name in graph.inputs:
-        match = LAYER.match(name)
-        if match:
+        if match := LAYER.match(name):
             before[name] = int(match[1])
     cached, count, weighted = bool(before), 0, attention_weights(graph)
     first: Dict[str, int] = {}  # by If, the first layer of its branches

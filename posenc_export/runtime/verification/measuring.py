@@ -6,6 +6,7 @@ runs a few of them. Shapes: B batch, L tokens of a sequence, V numbers of an out
 """
 
 import functools
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Mapping, Optional
@@ -172,21 +173,16 @@ def cells_of(manifest: Manifest, expected: Expected, level: Level) -> Iterator[C
         several = len({*case.starts}) > 1
         starts = ", ".join(map(str, case.starts)) if several else f"{case.starts[0]}"
         name = f"batch {rows}, start{'s' if several else ''} {starts}"
-        yield from _case_cells(manifest, name, case, level)
+        for scenario in scenarios_of(manifest, case, level):
+            yield Cell(f"{name}: {scenario.name}", functools.partial(scenario.run, case=case))
+        for value, scenario in itertools.product(manifest.outputs[1:], OF_READOUTS):
+            if scenario.level <= level:
+                title = f"{name}: {value.name}, {scenario.name}"
+                yield Cell(title, functools.partial(scenario.run, case=case), 1)
     for name, (attributes, full) in expected.attribute_cases.items():
         if level >= Level.QUICK:
             run = _coordinates if name == "coordinates" else _segments
             yield Cell(name, functools.partial(run, case=attributes, full=full))
-
-
-def _case_cells(manifest: Manifest, name: str, case: Case, level: Level) -> Iterator[Cell]:
-    for scenario in scenarios_of(manifest, case, level):
-        yield Cell(f"{name}: {scenario.name}", functools.partial(scenario.run, case=case))
-    for value in manifest.outputs[1:]:
-        for scenario in OF_READOUTS:
-            title, run = f"{name}: {value.name}, {scenario.name}", scenario.run
-            if scenario.level <= level:
-                yield Cell(title, functools.partial(run, case=case), 1)
 
 
 def scenarios_of(manifest: Manifest, case: Case, level: Level = Level.WHOLE) -> List[Scenario]:

@@ -26,6 +26,7 @@ from posenc_export.runtime.verification.symbolic import (
     alike,
     both,
     choose,
+    divided,
     either,
     negated,
     real,
@@ -256,7 +257,7 @@ def _with_sizes(context: Translation, x: Tensor, sizes: Sequence[Any]) -> Tensor
         for axis in new:
             count = count * sizes[axis] + index[axis]
         for axis in reversed(old[1:]):
-            places[axis], count = count % x.shape[axis], _over(count, x.shape[axis])
+            places[axis], count = count % x.shape[axis], divided(count, x.shape[axis])
         for axis in old[:1]:
             places[axis] = count
         return x.at(places)
@@ -296,10 +297,6 @@ def _rest(context: Translation, shape: Sequence[Any], by: Any) -> Any:
     raise Untranslated("a shape with a size that is not known")
 
 
-def _over(x: Any, y: Any) -> Any:
-    return x // y if isinstance(x, int) and isinstance(y, int) else x / y
-
-
 def _transpose(context: Translation, node: Node, x: Tensor) -> Tensor:
     order = node.attributes.get("perm", list(reversed(range(len(x.shape)))))
 
@@ -315,10 +312,7 @@ def _expand(context: Translation, node: Node, x: Tensor, shape: Tensor) -> Tenso
 
 def _concat(context: Translation, node: Node, *parts: Tensor) -> Tensor:
     axis = _axis(node.attributes["axis"], len(parts[0].shape))
-    joined = parts[0]
-    for part in parts[1:]:
-        joined = _joined(joined, part, axis)
-    return joined
+    return reduce(lambda x, y: _joined(x, y, axis), parts)
 
 
 def _joined(x: Tensor, y: Tensor, axis: int) -> Tensor:
@@ -485,7 +479,7 @@ def _range(context: Translation, node: Node, *ends: Tensor) -> Tensor:
         value = first + index[0] * by
         return real(value) if floats else value
 
-    return Tensor([_larger(_over(last - first + by - 1, by), 0)], entry)
+    return Tensor([_larger(divided(last - first + by - 1, by), 0)], entry)
 
 
 def _filled(context: Translation, node: Node, shape: Tensor) -> Tensor:

@@ -131,10 +131,12 @@ def stepped_from(past: int) -> Run:
     return run
 
 
-def left_padded(session: Calls, case: Case) -> Pairs:
-    """Prefill with b + 1 columns of left padding in row b, then step."""
+def left_padded(session: Calls, case: Case, length: Optional[int] = None) -> Pairs:
+    """Prefill half of the tokens, or `length`, with b + 1 columns of left padding in row b and
+    right padding, then step.
+    """
     rows, total = case.tokens.shape[:2]
-    length = max(1, total // 2)
+    length = length or max(1, total // 2)
     padded, mask = _behind_padding(case.tokens[:, :length])
     result = session.prefill(padded, attention_mask=mask, **case.beginning())
     for row in range(rows):
@@ -176,12 +178,8 @@ def forked(session: Calls, case: Case) -> Pairs:
 
 
 def padded_around(session: Calls, case: Case) -> Pairs:
-    """Prefill all tokens with b + 1 columns of left padding in row b, and right padding."""
-    rows, length = case.tokens.shape[:2]
-    padded, mask = _behind_padding(case.tokens)
-    result = session.prefill(padded, attention_mask=mask, **case.beginning())
-    for row in range(rows):
-        yield result[row, row + 1 : row + 1 + length], case.full[row]
+    """As `left_padded`, with all tokens in the prompt."""
+    return left_padded(session, case, case.tokens.shape[1])
 
 
 def read_out_at_once(session: Session, case: Case) -> Pairs:

@@ -124,11 +124,12 @@ def either(x: Any, y: Any) -> Any:
     return negated(both(negated(x), negated(y)))
 
 
-def _divided(x: Any, y: int) -> Any:
-    return x // y if isinstance(x, int) else x / y
+def divided(x: Any, y: Any) -> Any:
+    """Return the quotient of a whole number by one above 0, rounded down."""
+    return x // y if isinstance(x, int) and isinstance(y, int) else x / y
 
 
-SOLVER = Operations(both, either, negated, choose, _divided, lambda x, y: x % y)
+SOLVER = Operations(both, either, negated, choose, divided, lambda x, y: x % y)
 
 
 def real(x: Any) -> Score:

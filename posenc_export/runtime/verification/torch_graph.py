@@ -159,7 +159,9 @@ class Program:
         source = memory
         while source.op != "placeholder":  # memory may be a view of a cache
             source = source.args[0]
-        views = source is not memory or any(map(self._is_view, memory.users))
+        written = (user for user in memory.users if user in self.names)
+        aliases = (x.alias_info for user in written for x in user.target._schema.returns)
+        views = source is not memory or any(aliases)
         if source in self._stored or views and source in self._whole:
             raise Untranslated("a cache that is read under two names")
         if source in self._whole:
@@ -168,10 +170,6 @@ class Program:
             made = self.node("Memory", MEMORY, memory)
         self.names[memory] = [made]
         return made
-
-    def _is_view(self, node: Any) -> bool:
-        """Return whether a node that was written is a view of its input."""
-        return node in self.names and any(x.alias_info for x in node.target._schema.returns)
 
     def name(self, x: Any) -> str:
         """Return the name of an operand; empty for None."""
@@ -307,11 +305,6 @@ def _summed(p: Program, a: Arguments, y: Any) -> str:
     return p.node("ReduceSum", read, axes, keepdims=int(a.get("keepdim", False)))
 
 
-def _expanded(p: Program, a: Arguments, y: Any) -> str:
-    sizes = [1 if n == -1 else n for n in a["size"]]
-    return p.node("Expand", a["self"], p.sizes(sizes))
-
-
 def _transposed(p: Program, a: Arguments, y: Any) -> str:
     count = rank(a["self"])
     order, first, second = [*range(count)], a.get("dim0", 0) % count, a.get("dim1", 1) % count
@@ -380,7 +373,9 @@ OPERATORS: Dict[str, Writer] = {
     "unsqueeze": lambda p, a, y: p.node("Unsqueeze", a["self"], [a["dim"]]),
     "squeeze": lambda p, a, y: p.node("Squeeze", a["self"], [a["dim"]]),
     "view": lambda p, a, y: p.node("Reshape", a["self"], p.sizes(a["size"])),
-    "expand": _expanded,
+    "expand": lambda p, a, y: p.node(
+        "Expand", a["self"], p.sizes([1 if n == -1 else n for n in a["size"]])
+    ),
     "transpose": _transposed,
     "t": _transposed,
     "permute": _transposed,
