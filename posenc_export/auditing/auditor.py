@@ -162,9 +162,6 @@ class Auditor:
         """Measure cells. own: as of `session`."""
         return observe(self.session(own=own), cells, partial(self.limits, accuracy))
 
-    def _answer(self, compared: Observed) -> Answer:
-        return answer(compared, self.reference.facts.edges)
-
     def run(self, quick: bool) -> Audit:
         """Measure all cells."""
         self.say("audit: computing the outputs of the reference")
@@ -175,7 +172,8 @@ class Auditor:
         if 0 < worst < LIMIT and not self.accuracy.fixed:
             limit = np.minimum(compared.limit * self._conditioned(), LIMIT)
             compared = replace(compared, limit=limit)
-        own, reply = compared, self._answer(compared)
+        own, edges = compared, self.reference.facts.edges
+        reply = answer(compared, edges)
         if fault := self._fault(reply):
             reply = replace(reply, cause=fault.cause, words=fault.words)
         self.cells += compared.audited()
@@ -187,7 +185,7 @@ class Auditor:
             self.say("audit: running the cells in the graph's own precision")
             own, of_own, lost = self._in_own_precision(rounding, cells, quick)
             self.cells += of_own
-            reply = self._answer(own)
+            reply = answer(own, edges)
             if verdict == "wrong" and rounding.strange:
                 cause, sentence = "weights", f"wrong: {rounding.strange}"
             elif verdict == "right":

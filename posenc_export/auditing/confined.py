@@ -104,11 +104,10 @@ class Confined:
             self.close()
             raise
 
-    def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
-        """Run the graph as Graph.run does. Raise ValueError if the process ends."""
-        return self._run("run", feeds)
-
-    def _run(self, what: str, feeds: Mapping[str, np.ndarray]) -> Arrays:
+    def run(self, feeds: Mapping[str, np.ndarray], what: str = "run") -> Arrays:
+        """Run the graph as Graph.run does. Raise ValueError if the process ends. what: the request
+        (serve).
+        """
         return _unpacked(self._answer(Packed, what, _packed(feeds)))
 
     def unrounded(self) -> SimpleNamespace:
@@ -117,7 +116,7 @@ class Confined:
         """
         opened = msgspec.structs.asdict(self._answer(Opened, "unrounded"))
         opened["numbers"] = _unpacked(opened["numbers"])
-        return SimpleNamespace(run=partial(self._run, "run unrounded"), **opened)
+        return SimpleNamespace(run=partial(self.run, what="run unrounded"), **opened)
 
     def prove(self, interface: Interface, facts: Facts) -> List[Claim]:
         """As Graph.prove, of the float32 form if it was opened."""

@@ -73,7 +73,25 @@ def onnx_runtime(graph: Any) -> Tuple[Any, Run]:
     return session, run
 
 
-class Graph:
+class Opened:
+    """A session of ONNX Runtime, called with arrays by name."""
+
+    _run: Run
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
+        """Run the graph. Raise NotPossible beyond the limits of an operator, or GraphError."""
+        try:
+            return self._run(feeds)
+        except Exception as error:
+            if not isinstance(error, RUN_ERRORS) and "onnxruntime" not in type(error).__module__:
+                raise
+            for part, limit in LIMITS.items():
+                if part in str(error):
+                    raise NotPossible(limit) from error
+            raise GraphError(error) from error
+
+
+class Graph(Opened):
     """A graph in ONNX, run by ONNX Runtime on the CPU with one thread.
 
     Attributes:
@@ -111,15 +129,9 @@ class Graph:
         if self.rounded.endswith("bits"):
             self.precision = "few bits"
 
-    def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
-        """Run the graph. Raise NotPossible beyond the limits of an operator, or GraphError."""
-        return ran(self._run, feeds)
-
     def unrounded(self) -> "Unrounded":
         """Return the float32 form. Raise NotUnrounded if it is not known."""
-        from posenc_export.auditing.unrounded import unrounded
-
-        self.form = Unrounded(unrounded(self.path))
+        self.form = Unrounded(self.path)
         return self.form
 
     def prove(self, interface: Interface, facts: Facts) -> List[Claim]:
@@ -132,36 +144,19 @@ class Graph:
             return [Claim("calls", "not proved", brief(error))]
 
 
-class Unrounded:
-    """The float32 form of a graph, as `Graph`. form: of unrounded.py."""
+class Unrounded(Opened):
+    """The float32 form of a graph, as `Graph`. path: of the graph."""
 
-    def __init__(self, form: Any) -> None:
-        self.weights, self.numbers, self.nodes = form.weights, form.numbers, form.graph
+    def __init__(self, path: Path) -> None:
+        from posenc_export.auditing.unrounded import unrounded
+
+        self.nodes, content, self.weights, self.numbers = unrounded(path)
         try:
-            session, self._run = onnx_runtime(form.content)
+            session, self._run = onnx_runtime(content)
         except Exception as error:  # as in Graph
             raise NotUnrounded(f"its float32 form is not loaded: {brief(error)}") from None
         self.inputs = [_value(value, {}) for value in session.get_inputs()]
         self.outputs = [_value(value, {}) for value in session.get_outputs()]
-
-    def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
-        """As Graph.run."""
-        return ran(self._run, feeds)
-
-
-def ran(run: Run, feeds: Mapping[str, np.ndarray]) -> Arrays:
-    """Run a session of ONNX Runtime. Raise NotPossible beyond the limits of an operator, or
-    GraphError.
-    """
-    try:
-        return run(feeds)
-    except Exception as error:
-        if not isinstance(error, RUN_ERRORS) and "onnxruntime" not in type(error).__module__:
-            raise
-        for part, limit in LIMITS.items():
-            if part in str(error):
-                raise NotPossible(limit) from error
-        raise GraphError(error) from error
 
 
 def _value(value: Any, sizes: Mapping[str, Mapping[int, int]]) -> Value:

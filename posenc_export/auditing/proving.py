@@ -320,9 +320,8 @@ class _Proof:
     def _is_table(self, stored: Constant, node: Node) -> bool:
         floats = stored.element in ("float", "float16", "bfloat16", "double")
         rows = stored.shape[0] if stored.shape else 0
-        if node.attributes.get("axis", 0) or not floats or rows < TABLES:
-            return False
-        return self._depends(node.inputs[1])
+        large = floats and rows >= TABLES and not node.attributes.get("axis", 0)
+        return large and self._depends(node.inputs[1])
 
     def _depends(self, name: str) -> bool:
         """Return whether a value is computed from positions, and not from tokens."""
@@ -357,8 +356,7 @@ class _Proof:
         shift = start.eval(index - q, True).as_long() if start is not None else 0
         model = call.smallest(*inside, index != q + shift)
         if model is not None:
-            got = model.eval(index, True)
-            wanted = model.eval(q + shift, True)
+            got, wanted = (model.eval(number, True) for number in (index, q + shift))
             return f"the token at position {wanted} reads the row of position {got}", model
         model = call.smallest(*inside, z3.Or(index < 0, index >= rows))
         if model is not None:
@@ -390,10 +388,10 @@ class _Proof:
             if len(ends := [_fraction(m.eval(angle, True)) for m in at if m is not None]) < 2:
                 raise Untranslated("a graph of one position")
             first, second = ends
-            expected = _real(first) + _real(second - first) * z3.ToReal(q)
-            model = self._visible(*inside, angle != expected)
+            begin, step = z3.RealVal(str(first)), second - first
+            model = self._visible(*inside, angle != begin + z3.RealVal(str(step)) * z3.ToReal(q))
             if model is not None:
-                turned, step = _fraction(model.eval(angle, True)) - first, second - first
+                turned = _fraction(model.eval(angle, True)) - first
                 got = float(turned / step) if step else 0
                 position = model.eval(q, True)
                 return f"the token at position {position} has the angles of position {got:g}", model
@@ -404,10 +402,6 @@ def _fraction(number: Any) -> Fraction:
     if not z3.is_rational_value(number):
         raise Untranslated("an angle that depends on numbers that the solver chooses")
     return Fraction(number.as_fraction())
-
-
-def _real(number: Fraction) -> Any:
-    return z3.RealVal(str(number))
 
 
 def _product(context: Translation, node: Node, x: Tensor, y: Tensor, *_: Tensor) -> Tensor:

@@ -41,18 +41,6 @@ class Weight(NamedTuple):
     role: str  # "product", "rows" of a table, or "other"
 
 
-@dataclass
-class Form:
-    """A float32 form: the graph, the same serialised, and the constants whose numbers were
-    rounded.
-    """
-
-    graph: Nodes
-    content: bytes
-    weights: Dict[str, Weight]
-    numbers: Dict[str, np.ndarray]
-
-
 def read(model: Any, whole: bool = False) -> Nodes:
     """Return the graph of a model of onnx_ir, without functions, and whose constants are
     initializers. Those of more than STORED numbers have a shape alone, unless `whole`.
@@ -85,8 +73,10 @@ def rounds(graph: Nodes) -> str:
     return max(sizes, key=lambda kind: sizes[kind], default="")
 
 
-def unrounded(path: Path) -> Form:
-    """Return the float32 form of a graph. Raise NotUnrounded if it is not known."""
+def unrounded(path: Path) -> Tuple[Nodes, bytes, Dict[str, Weight], Dict[str, np.ndarray]]:
+    """Return the float32 form of a graph, the same serialised, and the constants whose numbers were
+    rounded, with their numbers. Raise NotUnrounded if it is not known.
+    """
     graph = read(ir.load(path), whole=True)
     if unknown := sorted({node.operator for node in graph.walk()} & {*UNKNOWN}):
         raise NotUnrounded(f"{', '.join(unknown)} are not read in float32")
@@ -104,7 +94,7 @@ def unrounded(path: Path) -> Form:
     rounded = [n for n, c in graph.constants.items() if n in origins and c.element == "float"]
     weights = {name: Weight(*origins[name], _role(graph, name)) for name in rounded}
     content = onnx_parts.serialised(graph, graph.nodes, graph.outputs, list(graph.inputs))
-    return Form(graph, content, weights, {name: _numbers(graph, name) for name in rounded})
+    return graph, content, weights, {name: _numbers(graph, name) for name in rounded}
 
 
 def _origins(graph: Nodes) -> Origins:
@@ -232,16 +222,6 @@ def _dynamic(write: _Writer, x: List[str]) -> str:
     return x[0]
 
 
-def _integers_to_float(write: _Writer, x: List[str]) -> str:
-    left, right = write.scaled(x[0], x[2], x[4]), write.scaled(x[1], x[3], x[5])
-    return write.plus(write("MatMul", left, right), x[6])
-
-
-def _linear_product(write: _Writer, x: List[str]) -> str:
-    product = write("MatMul", write.scaled(*x[:3]), write.scaled(*x[3:6]))
-    return write.coded(product, x[6], x[7])
-
-
 def _dequantize(write: _Writer, x: List[str]) -> str:
     write.check_one(x[1])
     source = write.makers.get(x[0], Node())
@@ -260,11 +240,15 @@ REWRITTEN: Mapping[str, Rewriting] = {
     "MatMulInteger": lambda write, x: write(
         "MatMul", write.without(x[0], x[2]), write.without(x[1], x[3])
     ),
-    "MatMulIntegerToFloat": _integers_to_float,
+    "MatMulIntegerToFloat": lambda write, x: write.plus(
+        write("MatMul", write.scaled(x[0], x[2], x[4]), write.scaled(x[1], x[3], x[5])), x[6]
+    ),
     "DynamicQuantizeMatMul": lambda write, x: write.plus(
         write("MatMul", x[0], write.scaled(*x[1:4])), x[4]
     ),
-    "QLinearMatMul": _linear_product,
+    "QLinearMatMul": lambda write, x: write.coded(
+        write("MatMul", write.scaled(*x[:3]), write.scaled(*x[3:6])), x[6], x[7]
+    ),
     "QuantizeLinear": lambda write, x: write.coded(*x[:3]),
     "DequantizeLinear": _dequantize,
 }

@@ -4,7 +4,7 @@ import argparse
 import itertools
 import json
 from pathlib import Path
-from typing import List, Tuple
+from typing import Any, List, Tuple
 
 from posenc_export.clients.programs import groups, program
 from posenc_export.commands.options import Table, folder_of, option
@@ -103,17 +103,16 @@ def _axes(axes: Tuple[object, ...]) -> str:
 
 def _proof(manifest: Manifest) -> List[Line]:
     sizes = ", ".join(f"{name} {file.bytes}" for name, file in manifest.files.items())
-    against = (manifest.certificate or {}).get("against")
-    figures = summary(manifest.certificate) if manifest.certificate else {}
+    proof: Any = manifest.certificate or {}
+    figures = summary(proof) if proof else {}
     errors = ", ".join(f"{name} {value}" for name, value in figures.items())
     lines = [
         ("files", f"{sizes} bytes"),
         ("threads", threads_text(manifest)),
         ("digest", manifest.digest),
         ("certificate", errors or "none: not verified"),
+        ("not proved", format_unproved(proof)),
+        ("oracle", proof.get("against")),
+        ("not reached", format_unreached(proof)),
     ]
-    if unproved := format_unproved(manifest.certificate or {}):
-        lines.append(("not proved", unproved))
-    unreached = format_unreached(manifest.certificate or {})
-    lines += [("oracle", against)] if against else []
-    return [*lines, ("not reached", unreached)] if unreached else lines
+    return [(name, text) for name, text in lines if text]
