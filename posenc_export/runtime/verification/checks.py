@@ -155,7 +155,6 @@ def of_artefact(
         if name in known:
             continue
         progress(f"{model.manifest.target}: checking {name}")
-        result = check(folder, model, progress)
-        if result is not None:
+        if (result := check(folder, model, progress)) is not None:
             checks[name] = result
     return checks

@@ -169,8 +169,9 @@ class Constants:
         """
         rows: Dict[str, List[str]] = {}
         for node in self.nodes:
-            makers = [self._makers.get(name) for name in node.inputs]
-            gathers = [maker for maker in makers if maker is not None and self._gathers(maker)]
+            makers = [self._makers.get(name, Node()) for name in node.inputs]
+            of_rows = [m for m in makers if m.operator == "Gather" and not m.attributes.get("axis")]
+            gathers = [maker for maker in of_rows if maker.inputs[0] in self.stored]
             if node.operator == LINEAR and gathers and gathers[0] is makers[0]:
                 if len(gathers) < len(makers) or len({gather.inputs[1] for gather in gathers}) > 1:
                     rule = f"expected rows of one index of codes, scales and zeros at {node.name}"
@@ -178,24 +179,23 @@ class Constants:
                 rows[node.outputs[0]] = [gather.inputs[0] for gather in gathers]
         return rows
 
-    def _gathers(self, node: Node) -> bool:
-        rows = node.operator == "Gather" and not node.attributes.get("axis", 0)
-        return rows and node.inputs[0] in self.stored
-
     def decoded(self) -> Iterator[Place]:
         """Yield the weights that are decoded from codes, in the order of nodes. Raise ValueError
         for codes of an operator whose inputs are not as documented.
         """
         for node in self.nodes:
-            if node.outputs[0] in self._rows:
-                yield self._decoded_rows(node)
+            if names := self._rows.get(node.outputs[0]):
+                codes, scales, *zeros = (self.array(name) for name in names)
+                block = node.attributes.get("block_size", 0)
+                numbers = dequantized(codes, scales, zeros[0] if zeros else None, -1, block)
+                yield Place(node, "rows", tuple(names), numbers, True)
                 continue
             decode, groups = READERS.get((node.domain, node.operator), (None, ()))
             for indices in groups:
                 if decode is None or (node.operator == LINEAR and not self.value(node.inputs[0])):
                     continue  # codes that the graph computes
-                parts, names = self.read(node, indices)
-                yield Place(node, f"input {indices[0]}", names, decode(node, *parts), True)
+                parts, read = self.read(node, indices)
+                yield Place(node, f"input {indices[0]}", read, decode(node, *parts), True)
 
     def plain(self) -> Iterator[Place]:
         """Yield the other numbers that nodes read, in order of nodes. Results of nodes FOLDED on
@@ -212,13 +212,6 @@ class Constants:
                 gathered = node.operator == "Gather" and index == 0 and name in tables
                 if known is not None and not gathered:
                     yield Place(node, f"input {index}", known[1], known[0])
-
-    def _decoded_rows(self, node: Node) -> Place:
-        names = self._rows[node.outputs[0]]
-        codes, scales, *zeros = (self.array(name) for name in names)
-        block = node.attributes.get("block_size", 0)
-        numbers = dequantized(codes, scales, zeros[0] if zeros else None, -1, block)
-        return Place(node, "rows", tuple(names), numbers, True)
 
     def read(
         self, node: Node, indices: Sequence[int]

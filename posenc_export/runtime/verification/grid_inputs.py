@@ -80,11 +80,6 @@ class Run:
     end: int
     names: Tuple[str, ...]
 
-    @property
-    def title(self) -> str:
-        """Name of the run in a certificate."""
-        return f"tokens {self.first:,} to {self.end - 1:,}, {', '.join(self.names)}"
-
 
 @dataclass(frozen=True)
 class LongSequence:

@@ -56,7 +56,9 @@ def long_cells(manifest: Manifest, sequence: LongSequence) -> List[Cell]:
         name = f"one call of {sequence.tokens.shape[1]:,} tokens, {names}"
         return [Cell(name, functools.partial(_whole, sequence=sequence))]
     ways = {
-        f"{run.title}: {name}": functools.partial(way, sequence=sequence, run=run)
+        f"tokens {run.first:,} to {run.end - 1:,}, {', '.join(run.names)}: {name}": (
+            functools.partial(way, sequence=sequence, run=run)
+        )
         for run in crossed
         for name, way in WAYS.items()
     }
