@@ -182,8 +182,7 @@ def filled(
         hidden = torch.cat(parts, 1)
     if key.left or key.right:
         hidden = torch.nn.functional.pad(hidden, (key.left, key.right))
-    order = [own.index(str(factor.kind)) for factor in flat if factor.kind in own]
-    mask = hidden.permute(order)
+    mask = hidden.permute([own.index(str(factor.kind)) for factor in flat if factor.kind in own])
     mask = mask[tuple(slice(None) if factor.kind in own else None for factor in flat)]
     least = torch.finfo(x.dtype).min if x.is_floating_point() else 0
     y = split(x, roles, counts).masked_fill(mask, max(fill, least))

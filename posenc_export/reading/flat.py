@@ -71,18 +71,17 @@ class StandIns:
     def __getattr__(self, name: str) -> Any:
         return getattr(_OF, name)
 
-    def append(self, *given: Tensor) -> Tensor:
+    def append(self, *given: Tensor) -> Any:
         """Stand for ops.append."""
-        result: Tensor = _OF.append(*given, self.key_positions)
-        return result
+        return _OF.append(*given, self.key_positions)
 
 
 class _Traced(torch.nn.Module):
     """Calls with their inputs as arguments."""
 
-    def __init__(self, calls: Calls, last: int) -> None:
+    def __init__(self, calls: Calls) -> None:
         super().__init__()
-        self.calls, self.last = calls, last
+        self.calls, self.last = calls, calls.values.max_positions - 1
 
     def forward(
         self,
@@ -95,10 +94,9 @@ class _Traced(torch.nn.Module):
         coordinates: Optional[Tensor] = None,
     ) -> Tuple[Tensor, List[Tensor]]:
         operations: Any = StandIns(key_positions) if torch.compiler.is_exporting() else ops
-        places, after = (positions, key_positions, self.last), self.calls.after
-        kept = len(self.calls.caches)
+        places, kept = (positions, key_positions, self.last), len(self.calls.caches)
         given = (states[:kept], coordinates, states[kept:])
-        call = Call(operations, *places, after, x, write_index, *given)
+        call = Call(operations, *places, self.calls.after, x, write_index, *given)
         result: Tuple[Tensor, List[Tensor]] = self.calls(call, index)
         return result
 
@@ -116,8 +114,6 @@ def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> Gra
     x = capture.example[:ROWS, :NEW].clone()
     # Rows at positions of their own, so that operators that mix them are seen.
     positions = torch.arange(NEW) + torch.arange(ROWS)[:, None]
-    count = SLOTS if calls.properties.causal else NEW  # without causality, keys are the call's
-    key_positions = torch.arange(count) + torch.arange(ROWS)[:, None]
     states = [cache.empty(ROWS, SLOTS) for cache in calls.caches]
     memory = empty_memory(calls.memory, ROWS, SOURCES)
     sources = torch.export.Dim("sources", max=1 << 20)
@@ -126,15 +122,14 @@ def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> Gra
         torch.export.Dim(name, max=1 << 30) for name in ("slots", "past", "logits")
     )
     per_token = {0: rows, 1: new}
-    write_index = torch.arange(NEW).expand(ROWS, -1).clone()
+    # Without causality, keys are the call's.
+    count, keys = (SLOTS, slots) if calls.properties.causal else (NEW, new)
+    key_positions = torch.arange(count) + torch.arange(ROWS)[:, None]
     given: Dict[str, Tuple[Any, Any]] = {  # with the axes that are free
         "x": (x, per_token),
         "positions": (positions, per_token),
-        "key_positions": (
-            key_positions,
-            {0: rows, 1: slots if calls.properties.causal else new},
-        ),
-        "write_index": (write_index, per_token),
+        "key_positions": (key_positions, {0: rows, 1: keys}),
+        "write_index": (torch.arange(NEW).expand(ROWS, -1).clone(), per_token),
         "states": (
             [*states, *memory],
             [
@@ -144,12 +139,11 @@ def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> Gra
         ),
     }
     if with_index:
-        index = torch.zeros(ROWS, LOGITS, dtype=torch.int64)
-        given["index"] = index, {0: rows, 1: logits}
+        given["index"] = torch.zeros(ROWS, LOGITS, dtype=torch.int64), {0: rows, 1: logits}
     if capture.axes:
         given["coordinates"] = capture.drawn(ROWS, NEW)[0], {1: rows, 2: new}
     arguments, shapes = ({name: both[i] for name, both in given.items()} for i in (0, 1))
-    traced = _Traced(calls, calls.values.max_positions - 1)
+    traced = _Traced(calls)
     with torch.no_grad():
         traced(**arguments)  # once eagerly: cached properties must not be computed in the trace
         program = _exported(traced, arguments, shapes)
@@ -209,11 +203,7 @@ def _without_stand_ins(
             if not node.users:
                 continue
             name = names.get(own, f"constants.{own}".replace("calls.", ""))
-            root[name] = (
-                torch.nn.Parameter(value, requires_grad=False)
-                if value.is_floating_point()
-                else value
-            )
+            root[name] = torch.nn.Parameter(value, False) if value.is_floating_point() else value
             known[node] = graph.get_attr(name)
         elif node.op == "output":
             graph.output(tuple(known[argument] for argument in node.args[0]))

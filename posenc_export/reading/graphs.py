@@ -82,17 +82,11 @@ def every_token(program: ExportedProgram) -> bool:
     if not found:
         refuse(_without_tokens(result, tokens), WITHOUT_TOKENS)
     program.graph.eliminate_dead_code()
-    _update_values(program.graph, sources)
+    for node in program.graph.nodes:
+        if node.op == "call_function" and not sources.isdisjoint(node.all_input_nodes):
+            sources.add(node)
+            _compute_again(node, WITHOUT_TOKENS)
     return True
-
-
-def _update_values(graph: Graph, changed: Set[Node]) -> None:
-    """Compute meta["val"] again for nodes that depend on the nodes `changed`."""
-    for node in graph.nodes:
-        if node.op != "call_function" or changed.isdisjoint(node.all_input_nodes):
-            continue
-        changed.add(node)
-        _compute_again(node, WITHOUT_TOKENS)
 
 
 def _compute_again(node: Node, otherwise: str) -> None:
@@ -363,10 +357,8 @@ def _for_all(node: Node, mask: Node) -> Node:
 
 def keeps_dtype(node: Node) -> bool:
     """Whether a conversion gives the dtype of its input."""
-    if packet(node) not in (aten.to, aten._to_copy):
-        return False
-    kept: bool = node.meta["val"].dtype == _first(node).meta["val"].dtype
-    return kept
+    converts = packet(node) in (aten.to, aten._to_copy)
+    return converts and bool(node.meta["val"].dtype == _first(node).meta["val"].dtype)
 
 
 def _first(node: Node) -> Node:

@@ -246,12 +246,8 @@ class Properties:
                 return [own, renamed(own, "Q", "K")]
             return [own]
         if kind == "length":
-            found = self.readings(node.meta["val"], "QK")
-            return (
-                [*self.readings(node.meta["val"], "D"), *found]
-                if self._from_the_end(node)
-                else found
-            )
+            ends = self.readings(node.meta["val"], "D") if self._from_the_end(node) else []
+            return [*ends, *self.readings(node.meta["val"], "QK")]
         return [None]
 
     def _from_the_end(self, node: Node) -> bool:

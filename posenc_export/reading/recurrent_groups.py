@@ -332,10 +332,8 @@ class _Roles:
             given["decay"] = op(aten.log.default, least)
         if form.scan and "q" in given:  # [B,S,C,N], with q [B,S,N]
             channels = self.y.shape[2:].numel()
-            if (heads[:-1].numel(), heads[-1]) != (
-                channels,
-                self.of[form.roles["q"]].shape[-1],
-            ) or axes["q"] != 3:
+            sizes = channels, self.of[form.roles["q"]].shape[-1]
+            if (heads[:-1].numel(), heads[-1]) != sizes or axes["q"] != 3:
                 raise ValueError("no scan")
             given["k"] = op(aten.flatten.using_ints, k, 2, -2)
             q = op(aten.unsqueeze.default, given["q"], 2)
@@ -368,11 +366,10 @@ class _Roles:
         if form.scan or self.y.dim() != 4:
             y = graph.call_function(aten.reshape.default, (y, list(self.y.shape)))
         if form.added is not None:
-            more = of[form.added]
             constant: Any = form.constant
             if isinstance(constant, int):
                 constant = list(self.fixed)[constant]
-            more = graph.call_function(aten.mul.Tensor, (more, constant))
+            more = graph.call_function(aten.mul.Tensor, (of[form.added], constant))
             y = graph.call_function(aten.add.Tensor, (y, more))
         order = _order(self.y.dim(), self.axes[0])
         back = [order.index(axis) for axis in range(len(order))]

@@ -14,16 +14,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from posenc_export import ops
-from posenc_export.reading.axes import (
-    FINE,
-    Counts,
-    in_axes,
-    in_heads,
-    orders,
-    same,
-    select,
-    tokens,
-)
+from posenc_export.reading.axes import FINE, Counts, in_axes, in_heads, orders, same, select, tokens
 from posenc_export.reading.lengths import Lengths
 from posenc_export.reading.properties import Properties
 from posenc_export.reading.refused import Refused

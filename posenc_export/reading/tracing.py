@@ -10,16 +10,7 @@ import sys
 import traceback
 import warnings
 from contextlib import ExitStack, contextmanager, redirect_stderr
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterator,
-    List,
-    Optional,
-    Set,
-    Tuple,
-)
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 from unittest import mock
 
 import sympy
@@ -33,13 +24,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from posenc_export.reading.causality import LONGEST_EDGE, affordable
 from posenc_export.reading.joined import Joined, traced_at
 from posenc_export.reading.recurrences import recurrences
-from posenc_export.reading.refused import (
-    NOT_THE_PERSONS,
-    Refused,
-    joined,
-    place,
-    place_of_error,
-)
+from posenc_export.reading.refused import NOT_THE_PERSONS, Refused, joined, place, place_of_error
 from posenc_export.reading.whole import OneTensor, count_numbers, of_length
 
 FIXED = (

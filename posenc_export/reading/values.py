@@ -200,8 +200,7 @@ class Values:
         named: Any = torch.fx.node.map_arg(node.kwargs, value)
         operator: Any = node.target
         if operator is zero_scores:
-            shape = [self.size(size, counts) for size in node.meta["val"].shape]
-            return zero_scores(shape)
+            return zero_scores([self.size(size, counts) for size in node.meta["val"].shape])
         if roles is not None and packet(node) in SHAPED:
             place = SHAPED[packet(node)]
             sizes = shape_of(roles, counts)

@@ -150,11 +150,8 @@ class OneTensor(nn.Module):
         memory: Optional[Tensor] = None,
     ) -> None:
         super().__init__()
-        self.memory = memory
-        self.module = module
-        self.argument = positions
-        self.before = before
-        self.path = path
+        self.module, self.argument, self.before = module, positions, before
+        self.path, self.memory = path, memory
 
     def forward(
         self, x: Tensor, beside: Optional[Tensor] = None, mask: Optional[Tensor] = None
@@ -227,9 +224,8 @@ def private_copy(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module, memo).eval()
     except (RuntimeError, TypeError) as error:
-        raise Refused(
-            f"cannot be copied, and a trace may leave its values on it: {error}"
-        ) from error
+        said = f"cannot be copied, and a trace may leave its values on it: {error}"
+        raise Refused(said) from error
 
 
 def of_length(x: Tensor, length: int) -> Tensor:
