@@ -332,10 +332,6 @@ class Auditor:
             return None
         if shift := self._shift():
             return Hypothesis("positions shifted", f"all positions are {shift} too large")
-        return self._tried()
-
-    def _tried(self) -> Optional[Hypothesis]:
-        """Return the fault by trial that explains the outputs of a full pass."""
         if not isinstance(self.reference, Exact):
             return None
         most = min(self.reference.facts.positions, NAMING)
