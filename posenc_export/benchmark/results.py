@@ -30,7 +30,6 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     """Limits of the machine, measured in the same run."""
 
     read: List[WorkingSet]  # read bandwidth by working set, ascending
-    gemm_flops_per_second: Optional[float] = None  # only in results of earlier versions
 
 
 class Loaded(Struct, frozen=True, forbid_unknown_fields=True):

@@ -361,15 +361,15 @@ class Attentions:
         every, first = torch.arange(count), torch.zeros(1, dtype=torch.int64)
         column = self._at(plan, roles, every, first)[0, :, 0]
         size = int((column == 0).sum())  # of the window or chunk from the first token on
-        # Each distance, and where the bias is no function of it, pairs.
-        blocks = [(every[-1:], every), (every, first)]
-        if not (isinstance(plan, ByPair) and plan.by_distance):
-            blocks += [(q[0], k[0]) for q, k in compared_pairs(count, count <= COMPARED)]
-        for rule in (
+        rules = [
             Visibility(True, after=after),
             Visibility(True, size - 1, 0 if after == 0 else size - 1),
-            Visibility(True, after=after, chunk=size),
-        ):
+        ]
+        blocks = [(every[-1:], every), (first, every)]  # each distance
+        if not (isinstance(plan, ByPair) and plan.by_distance):  # chunks are no function of it
+            rules.append(Visibility(True, after=after, chunk=size))
+            blocks += [(q[0], k[0]) for q, k in compared_pairs(count, count <= COMPARED)]
+        for rule in rules:
             if all(self._agrees(rule, plan, roles, *block) for block in blocks):
                 return rule
         return Visibility(False, after=after)

@@ -40,6 +40,6 @@ def loaded(contestant: str, runtime: str = "artefact") -> Loaded:
 def report(given: Iterable[Row], other_cores: float = 0.0) -> Report:
     rows = list(given)
     machine = Machine("a processor", 2, 2, {"python": "3.11.0", "numpy": "2.0.0"})
-    limits = Limits([WorkingSet(1 << 20, 8e10), WorkingSet(1 << 29, 1e10)], 2e11)
+    limits = Limits([WorkingSet(1 << 20, 8e10), WorkingSet(1 << 29, 1e10)])
     contestants = [loaded(name) for name in dict.fromkeys(each.contestant for each in rows)]
     return Report(machine, limits, contestants, rows, 1, other_cores)

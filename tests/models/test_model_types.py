@@ -75,7 +75,7 @@ ROWS = [
 
 def test_the_page_counts_results_and_has_a_line_for_each_type() -> None:
     page = model_types.page(ROWS, "5.24.0")
-    assert "(2 with 5.23.0, 1 with 5.24.0)" in page
+    assert ": 2 with 5.23.0, 1 with 5.24.0)" in page
     assert "| causal | 2 | 1 | 0 | 0 | 1 |" in page and "| masked | 1 | 0 | 1 | 0 | 0 |" in page
     assert "| causal | `llama` | exact | 3e-06 of 2.0 |  |" in page
     assert "| causal | `granite` | wrong | 5e-01 of 2.0 |  |" in page
