@@ -9,14 +9,7 @@ from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from posenc_export.benchmark.ratios import Spread, ratios
-from posenc_export.benchmark.report import (
-    LOAD_HEADS,
-    ROW_HEADS,
-    Report,
-    duration,
-    filled,
-    median,
-)
+from posenc_export.benchmark.report import LOAD_HEADS, ROW_HEADS, Report, duration, filled, median
 from posenc_export.benchmark.results import Row
 
 STYLE = """

@@ -16,24 +16,12 @@ from posenc_export.reading import tracing
 from posenc_export.reading.axes import same
 from posenc_export.reading.causality import affordable, difference
 from posenc_export.reading.full_length import called_at_full_length, own_error
-from posenc_export.reading.graphs import (
-    clean,
-    every_token,
-    length_numbers,
-    row_numbers,
-    symbol_of,
-)
+from posenc_export.reading.graphs import clean, every_token, length_numbers, row_numbers, symbol_of
 from posenc_export.reading.layers_once import LayersOnce
 from posenc_export.reading.parts import whole_of
 from posenc_export.reading.refused import Refused, naming
 from posenc_export.reading.values import aten
-from posenc_export.reading.whole import (
-    Capture,
-    OneTensor,
-    Path,
-    of_length,
-    private_copy,
-)
+from posenc_export.reading.whole import Capture, OneTensor, Path, of_length, private_copy
 
 ROWS = 3
 SOURCES = 13  # tokens of an encoder in examples

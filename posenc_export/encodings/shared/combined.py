@@ -7,13 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import (
-    Oracle,
-    PositionEncoding,
-    Seen,
-    StateSpec,
-    own_hooks,
-)
+from posenc_export.encodings.shared.base import Oracle, PositionEncoding, Seen, StateSpec, own_hooks
 from posenc_export.shared.refusal import refusal
 
 SIZE = 64  # of a head, for which scales are compared
