@@ -11,8 +11,8 @@ from posenc_export.runtime import load
 from posenc_export.runtime.session.prefixes import Prefixes
 from posenc_export.runtime.verification.any_call import AnyCall
 from tests.cases import combinations
-from tests.runtime.verification.test_indices import MASKS, seeing
-from tests.tiny import decoder
+from tests.runtime.verification.test_indices import MASKS
+from tests.tiny import attending, decoder
 from tests.traces import exported
 
 TOKENS = np.arange(1, 13)[None]
@@ -68,7 +68,7 @@ def promised(call: AnyCall, inputs: Dict[str, np.ndarray]) -> bool:
 def test_calls_of_sessions_are_among_those_of_a_proof(
     target: str, signature: str, mask: str, tmp_path: Path
 ) -> None:
-    config = seeing(decoder("rope", max_positions=80), MASKS[mask])
+    config = attending(decoder("rope", max_positions=80), sees=MASKS[mask])
     exported(tmp_path / "a", config, target, signature=signature)
     model = load(tmp_path / "a", threads=1)
     graph = model.graph = Recorded(model.graph)  # type: ignore[misc, assignment]

@@ -16,8 +16,8 @@ from posenc_export.runtime.verification import checks
 from posenc_export.runtime.verification.claims import OPEN
 from tests.cases import combinations
 from tests.reading import own_modules
-from tests.runtime.verification.test_indices import MASKS, checked, seeing, written
-from tests.tiny import encoder
+from tests.runtime.verification.test_indices import MASKS, checked, written
+from tests.tiny import attending, encoder
 from tests.traces import sources
 
 
@@ -42,7 +42,7 @@ def test_claims_of_an_honest_decoder_are_proved(
 
 
 def test_claims_of_an_honest_encoder_are_proved(tmp_path: Path) -> None:
-    config = seeing(encoder("t5"), {"name": "near", "reach": 4})
+    config = attending(encoder("t5"), sees={"name": "near", "reach": 4})
     export(sources(config), "pt2", tmp_path / "a", verify=False)
     assert proved(checked(tmp_path / "a"))
 
