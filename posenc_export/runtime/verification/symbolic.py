@@ -23,7 +23,9 @@ HIDDEN = -1e29  # scores of hidden keys are -inf, or -1e30 where a softmax over 
 Index = Sequence[Any]  # index of an entry: an int or an integer of z3 for each axis
 Operator = Callable[..., "Tensor"]  # takes a translation, a node, and its inputs
 UNANSWERED = "(set-info :status unknown)"  # line of a question that z3 writes
-EFFORT = 16_000_000  # limit of the solver for a question, in its own unit; some 4 s
+# The solver's two procedures for arithmetic, each with a limit in the solver's own unit (16 million
+# take some 4 s). Each decides in milliseconds some questions for which the other takes seconds.
+ATTEMPTS = ((6, 1_000_000), (2, 16_000_000), (6, 16_000_000))
 FEW = 64  # entries of a constant that are written out
 STEPS = 512  # changes of an integer along a constant of one axis that are written out
 TYPES = {1: "float", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "double", 16: "bfloat16"}
@@ -257,10 +259,14 @@ class Solver:
             return False
 
     def _checked(self, facts: Sequence[Any]) -> Tuple[z3.Solver, z3.CheckSatResult]:
-        solver = z3.Solver()
-        solver.set("rlimit", EFFORT)
-        solver.add(*self.assumed, *facts)
-        result = solver.check()
+        for arithmetic, effort in ATTEMPTS:
+            solver = z3.Solver()
+            solver.set("arith.solver", arithmetic)
+            solver.set("rlimit", effort)
+            solver.add(*self.assumed, *facts)
+            result = solver.check()
+            if result != z3.unknown:
+                break
         if self._log is not None:
             asked = len(list(self._log.iterdir())) + 1
             answer = f"(set-logic ALL)\n(set-info :status {result})"
