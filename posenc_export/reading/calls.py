@@ -159,7 +159,7 @@ class Calls(torch.nn.Module):
             elif isinstance(step, (Rotated, Skew, Window)):
                 left.append(step.root)
             elif isinstance(step, (Cut, Item, Recurrent, Running)):
-                left += inputs_of(node)
+                left += self.values.data_of(node)
             elif isinstance(step, (Each, OverKeys)):
                 for other, read in zip(inputs_of(node), step.reads, strict=True):
                     if self.kind[other] == "length":
@@ -228,6 +228,7 @@ class Calls(torch.nn.Module):
         self.weight_names: Dict[Node, str] = {}
         read = {other for node in self.order for other in inputs_of(node)}
         read |= set().union(*(self._read_by(plan) for plan in self.plans.values()), set())
+        decays = {n.args[3] for n in self.order if isinstance(self.steps[n], Recurrent)}
         for node in self.values.nodes:
             if self.kind[node] != "const" or self._rearranges(node):
                 continue
@@ -237,6 +238,7 @@ class Calls(torch.nn.Module):
             if node not in self.values.constants and node not in read:
                 continue
             name = f"weight{len(self.weight_names)}"
+            value = value.float() if node in decays else value  # in float64 while it was compared
             self.register_buffer(name, value.detach())
             self.weight_names[node] = name
         self.operators.given = self.given
@@ -540,7 +542,8 @@ class Calls(torch.nn.Module):
 
     def _recurrent(self, node: Node, step: Recurrent, call: Call) -> Tensor:
         """Continue a recurrence. A token of padding writes nothing, and nothing is forgotten."""
-        given = operands(*(None if n is None else call.values[n] for n in step.given))
+        read = {n: call.values.get(n, self.given(n)) for n in inputs_of(node)}
+        given = operands(*(read.get(of, of) for of in node.args))
         valid, zero = call.positions.ge(0)[:, :, None], torch.zeros(())
         cleared = {3, 1 if given[4] is None else 4} | ({1, 2} if self.clears_padding else set())
         q, k, v, decay, rate = (

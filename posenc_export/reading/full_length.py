@@ -28,6 +28,7 @@ class Unknown(Tensor):
 
     numbers: Tensor
     alive: "WeakSet[Unknown]" = WeakSet()
+    calls = 0  # of operators
 
     @staticmethod
     def __new__(cls, numbers: Tensor) -> "Unknown":
@@ -49,6 +50,7 @@ class Unknown(Tensor):
         named: Optional[Dict[str, Any]] = None,
     ) -> Any:
         """Compute the shapes of an operator of aten, and its numbers if it reads ids alone."""
+        cls.calls += 1
         given = arguments, dict(named or {})
         inner = [value for value in tree_leaves(given) if isinstance(value, Unknown)]
         known = not any(value.numbers.is_meta for value in inner)
@@ -96,6 +98,16 @@ def _without_numbers(plain: OneTensor, x: Tensor) -> Optional[OneTensor]:
     if Unknown.alive:
         gc.collect()
     return None if Unknown.alive else copied
+
+
+def loops_over_tokens(plain: OneTensor, x: Tensor, most: int) -> bool:
+    """Return whether a module calls more operators for more tokens, `most` or half of them."""
+    counts = []
+    for length in (most // 2, most):
+        before = Unknown.calls
+        _without_numbers(plain, of_length(x[:1], length))
+        counts.append(Unknown.calls - before)
+    return counts[1] > 1.5 * counts[0]
 
 
 def called_at_full_length(plain: OneTensor, x: Tensor, most: int) -> OneTensor:

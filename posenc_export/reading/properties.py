@@ -135,19 +135,20 @@ class Properties:
 
     def _recurrent(self, node: Node) -> Step:
         """Return the step of a recurrence whose values have plain axes of rows and tokens."""
-        nodes: Any = node.args
         for other in inputs_of(node):
+            if self.values.kind[other] == "const":  # decays of all tokens
+                continue
             roles: Any = self.steps[other].roles if other in self.steps else []
             plain = not isinstance(roles, list) and is_plain(roles)
             if not (self.causal and plain and kinds(roles[:2]) == ["B", "Q"] == kinds(roles)[:2]):
                 refuse(node, MIXES)
             if tokens(roles) != ["Q"]:
                 refuse(node, MIXES)
-        given = (None if other is None else self.values.of[other] for other in nodes)
+        given = (self.values.of[of] if isinstance(of, Node) else of for of in node.args)
         _, k, v, _, _ = operands(*given)
         heads, size = v.shape[2:]
         own = ((Factor("B"),), (Factor("Q"),), (Factor(heads),), (Factor(size),))
-        return Recurrent(own, tuple(nodes), (heads, k.shape[3], size))
+        return Recurrent(own, (heads, k.shape[3], size))
 
     def _each_or_keys(self, node: Node) -> Optional[Step]:
         options = self._options(node)

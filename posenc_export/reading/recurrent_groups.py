@@ -5,9 +5,11 @@ S = e^g S + r k (v - S^T k)^T, or S = e^g S + k v^T without rates; y = S^T q.
 
 import functools
 import itertools
+import math
 from typing import (
     Any,
     Callable,
+    Collection,
     Dict,
     Iterator,
     List,
@@ -32,7 +34,7 @@ from posenc_export.reading.values import LAYOUT, aten, depending, packet
 LIBRARY = "posenc_recurrence"
 library.define(
     f"{LIBRARY}::run",
-    "(Tensor? q, Tensor k, Tensor? v, Tensor? decay, Tensor? rate) -> Tensor",
+    "(Tensor? q, Tensor k, Tensor? v, Tensor? decay, Tensor? rate, float kept) -> Tensor",
 )
 RUN = torch.ops.posenc_recurrence.run.default
 NEAR = 1e-9  # of the largest number, in float64
@@ -50,16 +52,20 @@ ROLES = ("q", "k", "v", "decay", "rate")
 
 
 def operands(
-    q: Any, k: Any, v: Any, decay: Any, rate: Any
+    q: Any, k: Any, v: Any, decay: Any, rate: Any, kept: float
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Optional[Tensor]]:
-    """Return the arguments of ops.gated_delta. Queries and values of None are 1, and decays of None
-    forget nothing.
+    """Return the arguments of ops.gated_delta. Queries and values of None are 1. decay: logarithms
+    [B,S,H]; or [H], those of all tokens; or None for the factor `kept`.
     """
     heads = k.shape[2] if v is None else v.shape[2]
     ones = torch.ones((), dtype=k.dtype)
     q = ones.expand(k.shape) if q is None else q
     v = ones.expand(*k.shape[:2], heads, 1) if v is None else v
-    return q, k, v, torch.zeros_like(v[..., 0]) if decay is None else decay, rate
+    if decay is None:
+        decay = torch.full_like(v[..., 0], math.log(kept))
+    elif decay.dim() == 1:
+        decay = decay.to(v.dtype).expand_as(v[..., 0])
+    return q, k, v, decay, rate
 
 
 def run(*given: Any) -> Tensor:
@@ -170,7 +176,7 @@ class Cut:
         ends, others = ([n for n in read if self._has_tokens(n) == has] for has in (True, False))
         needed = [n for node in group for n in node.all_input_nodes if n not in within]
         entries = list(dict.fromkeys(n for n in needed if n in self.data))
-        if len(ends) != 1 or others or not 2 <= len(entries) <= MOST_ENTRIES:
+        if len(ends) != 1 or others or not 1 <= len(entries) <= MOST_ENTRIES:
             return
         if not all(self._is_smooth(node) for node in group):
             return
@@ -218,11 +224,14 @@ class Form(NamedTuple):
 
     Attributes:
         roles: index of the entry that is q, k, v, decay or rate, by role.
-        decay: how decays are given: "log", their logarithms, "minus", these negated, or "factor".
+        decay: how decays are given: "log", their logarithms, "minus", these negated, "factor", or
+            "constant", the same factors at all tokens.
         scan: whether each channel is a head with a state of its own, as k [B,S,C,N] shows.
         added: index of an entry that is added to the output; None for none.
         constant: factor of this entry: the index of a fixed value, or a number.
         factor: factor of the output.
+        kept: constant factors of states: the index of a fixed value, or a number.
+        weight: constant factors of keys by head: the index of a fixed value.
     """
 
     roles: Dict[str, int]
@@ -231,6 +240,8 @@ class Form(NamedTuple):
     added: Optional[int] = None
     constant: Union[None, int, float] = None
     factor: float = 1.0
+    kept: Union[None, int, float] = None
+    weight: Optional[int] = None
 
 
 class _Roles:
@@ -278,18 +289,22 @@ class _Roles:
             if any(self.of[place].shape != self.y.shape for place in left):
                 continue
             scan = "v" not in roles
-            if not scan and (shapes["v"] != self.y.shape or shapes.get("q") != shapes["k"]):
+            if not scan and (
+                shapes["v"].numel() != self.y.numel() or shapes.get("q") != shapes["k"]
+            ):
                 continue
-            if scan and ("rate" in roles or shapes.get("decay") != shapes["k"]):
+            if scan and ("rate" in roles or shapes.get("decay", shapes["k"]) != shapes["k"]):
                 continue
-            for decay in ("log", "minus", "factor") if "decay" in roles else ("",):
+            for decay in ("log", "minus", "factor") if "decay" in roles else ("", "constant"):
                 yield Form(roles, decay, scan, *left)
 
     def _tried(self, form: Form) -> Optional[Form]:
         """Return a form with its constants if it gives the numbers of the group, otherwise None."""
         y = self.y
         try:
-            got = run(*self._operands(form, self.of, lambda of, *args: of(*args)))
+            if form.decay == "constant" and form.kept is None:
+                form = self._with_constants(form)
+            got = run(*self._operands(form, self.of, self.fixed.values(), _call))
         except (RuntimeError, IndexError, ValueError):  # of other shapes
             return None
         if got.numel() != y.numel():
@@ -320,8 +335,43 @@ class _Roles:
         one = float(first) if near(first.expand(scale.shape), scale) else None
         return scale, places[0] if places else one
 
-    def _operands(self, form: Form, of: Sequence[Any], op: Any) -> List[Any]:
-        """Return q, k, v, decay and rate as `run` takes them. op: calls operators of aten."""
+    def _with_constants(self, form: Form) -> Form:
+        """Return a form with the factors of states and keys, from a run with the first key alone.
+        Raise ValueError if they are neither fixed values nor one number.
+        """
+        given = [t.clone() for t in self.given]
+        of = [t.movedim(axes, (0, 1)) for t, axes in zip(given, self.axes[1:], strict=True)]
+        of[form.roles["k"]][:, 1:] = 0
+        if form.added is not None:
+            of[form.added].zero_()
+        plain = run(*self._operands(form, of, (), _call))
+        ratio = self.computed(given).movedim(self.axes[0], (0, 1)).reshape(plain.shape) / plain
+        first, second = ratio[0, :2, :, 0]
+        kept, weight = self._constant(form, second / first), self._constant(form, first)
+        return form._replace(kept=kept, weight=weight if isinstance(weight, int) else None)
+
+    def _constant(self, form: Form, numbers: Tensor) -> Union[int, float]:
+        """Return the index of a fixed value with these numbers of all heads, or the one number."""
+        for place, t in enumerate(self.fixed.values()):
+            if isinstance(t, Tensor) and near(self._by_head(t, form, _call), numbers):
+                return place
+        if not near(numbers[:1].expand(numbers.shape), numbers):
+            raise ValueError("no factor that is constant")
+        return float(numbers[0])
+
+    def _by_head(self, fixed: Any, form: Form, op: Any) -> Any:
+        """Return the numbers of a fixed value, which may have the last axes of all heads alone."""
+        own, shape = self.fixed.get(fixed, fixed).shape, self.y.shape[2:]
+        if form.scan and own == shape[len(shape) - len(own) :]:
+            fixed = op(aten.expand.default, fixed, list(shape))
+        return op(aten.flatten.using_ints, fixed)
+
+    def _operands(
+        self, form: Form, of: Sequence[Any], fixed: Collection[Any], op: Any
+    ) -> List[Any]:
+        """Return the arguments of `run`, from entries and fixed values.
+        op: calls operators of aten.
+        """
         given = {name: of[place] for name, place in form.roles.items()}
         k, axes = given["k"], {name: self.of[p].dim() for name, p in form.roles.items()}
         heads = self.of[form.roles["k"]].shape[2:]
@@ -348,7 +398,13 @@ class _Roles:
                 given[name] = op(aten.unsqueeze.default, given[name], 2)
             elif axes[name] > 3:
                 given[name] = op(aten.flatten.using_ints, given[name], 2, -1)
-        return [given.get(name) for name in ROLES]
+        if isinstance(form.kept, int):
+            kept = self._by_head(list(fixed)[form.kept], form, op)
+            given["decay"] = op(aten.log.default, op(aten.to.dtype, kept, torch.float64))
+        if form.weight is not None:
+            weight = self._by_head(list(fixed)[form.weight], form, op)
+            given["k"] = op(aten.mul.Tensor, given["k"], op(aten.unsqueeze.default, weight, 1))
+        return [*map(given.get, ROLES), form.kept if isinstance(form.kept, float) else 1.0]
 
     def emit(self, end: Node, form: Form, entries: List[Node]) -> Node:
         """Return a node that computes what `end` does from the entries of its group."""
@@ -357,9 +413,8 @@ class _Roles:
             graph.call_function(aten.permute.default, (entry, _order(t.dim(), axes)))
             for entry, t, axes in zip(entries, self.given, self.axes[1:], strict=True)
         ]
-        y = graph.call_function(
-            RUN, tuple(self._operands(form, of, lambda of, *args: graph.call_function(of, args)))
-        )
+        operands = self._operands(form, of, self.fixed, lambda op, *a: graph.call_function(op, a))
+        y = graph.call_function(RUN, tuple(operands))
         y.meta = dict(end.meta)
         if form.factor != 1.0:
             y = graph.call_function(aten.mul.Tensor, (y, form.factor))
@@ -374,6 +429,10 @@ class _Roles:
         order = _order(self.y.dim(), self.axes[0])
         back = [order.index(axis) for axis in range(len(order))]
         return graph.call_function(aten.permute.default, (y, back))
+
+
+def _call(operator: Any, *args: Any) -> Any:
+    return operator(*args)
 
 
 def _order(count: int, axes: Tuple[int, int]) -> List[int]:

@@ -170,11 +170,9 @@ class Recurrent(Step):
     """A recurrence over all tokens; its state is [B,H,D,V].
 
     Attributes:
-        given: queries, keys, values, decays and rates, as for recurrent_groups.operands.
         state: H, D and V.
     """
 
-    given: Tuple[Optional[Node], ...]
     state: Tuple[int, int, int]
 
 

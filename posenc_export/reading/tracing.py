@@ -22,11 +22,13 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from posenc_export.reading.causality import LONGEST_EDGE, affordable
+from posenc_export.reading.full_length import WARMED_AT_MOST, loops_over_tokens
 from posenc_export.reading.joined import Joined, traced_at
 from posenc_export.reading.recurrences import recurrences
 from posenc_export.reading.refused import NOT_THE_PERSONS, Refused, joined, place, place_of_error
 from posenc_export.reading.whole import OneTensor, count_numbers, of_length
 
+LOOP = 100  # tokens of an example for a module that loops over them
 FIXED = (
     "specialized it to be a constant",
     "SymInt",
@@ -211,15 +213,18 @@ def quiet() -> Iterator[None]:
 def exported(plain: OneTensor, x: Tensor, most: int) -> Tuple[ExportedProgram, List[str]]:
     """Trace a module with free rows and tokens. Return the program and the remedies that it needed.
 
-    The example is as long as possible, so that no branch for short lengths is taken.
+    The example is as long as possible, so that no branch for short lengths is taken. It is short if
+    the module loops over tokens: a trace of each token takes long, and holds for one length.
     """
     first: Optional[Refused] = None
     said = ""
+    loops = loops_over_tokens(plain, x, min(most - 1, WARMED_AT_MOST))
+    longest = min(most - 1, LOOP) if loops else most - 1
     for used in WAYS:
         if not all(any(word in said for word in FOR.get(remedy, ("",))) for remedy in used):
             continue
         try:
-            return _attempt(plain, x, most, used), used
+            return _attempt(plain, x, most, longest, used), used
         except Refused as error:
             if used != [RECURRENT]:  # if no recurrence was found, later ways report the error
                 first, said = first or error, f"{said}{error.__cause__}"
@@ -228,9 +233,11 @@ def exported(plain: OneTensor, x: Tensor, most: int) -> Tuple[ExportedProgram, L
     raise first or AssertionError("one way traces the module as it is")
 
 
-def _attempt(plain: OneTensor, x: Tensor, most: int, used: List[str]) -> ExportedProgram:
+def _attempt(
+    plain: OneTensor, x: Tensor, most: int, longest: int, used: List[str]
+) -> ExportedProgram:
     copied = plain.copied()  # a trace may leave its values on it
-    rows, length = _example_sizes(copied, most - 1)
+    rows, length = _example_sizes(copied, longest)
     x = of_length(x[torch.arange(rows) % x.shape[0]], length).clone()
     free: Any = Dim.DYNAMIC
     sizes: List[Dict[int, Any]] = [{0: free, 1: free}]

@@ -38,6 +38,25 @@ def linear_unit(q: Tensor, k: Tensor, v: Tensor, g: Tensor, rate: Tensor) -> Ten
     return torch.stack(found, 1)
 
 
+def average(q: Tensor, k: Tensor, v: Tensor, g: Tensor, rate: Tensor) -> Tensor:
+    """h = a h + (1 - a) v with constant factors of each entry, and a part of the keys."""
+    h, found, factor = torch.zeros_like(v[:, 0]), [], torch.linspace(0.5, 0.9, SIZE)
+    for t in range(k.shape[1]):
+        h = factor * h + (1 - factor) * v[:, t]
+        found.append(h + 2.0 * k[:, t])
+    return torch.stack(found, 1)
+
+
+def retention(q: Tensor, k: Tensor, v: Tensor, g: Tensor, rate: Tensor) -> Tensor:
+    """S = a S + k v^T with a constant factor of each head, which are joined in the loop."""
+    state, found = k.new_zeros(k.shape[0], HEADS, SIZE, SIZE), []
+    kept = 1 - 2.0 ** (-1 - torch.arange(HEADS)[:, None, None])
+    for t in range(k.shape[1]):
+        state = kept * state + k[:, t, :, :, None] * v[:, t, :, None]
+        found.append(torch.einsum("bhd,bhdv->bhv", q[:, t], state).flatten(1))
+    return torch.stack(found, 1).unflatten(2, (HEADS, SIZE))
+
+
 def selective_scan(q: Tensor, k: Tensor, v: Tensor, g: Tensor, rate: Tensor) -> Tensor:
     """h = e^(r a) h + r k x of each channel x, with a state of its own, and y = q h."""
     x, decays = v.flatten(2), torch.arange(1.0, SIZE + 1)
@@ -174,6 +193,7 @@ EXACT: Dict[str, Callable[[], Model]] = {
     mix.__name__: lambda mix=mix: Model(mix)  # type: ignore[misc]
     for mix in (gated_delta_loop, linear_loop, linear_unit, selective_scan, closed_form)
 }
+EXACT |= {"average": lambda: Model(average), "retention": lambda: Model(retention)}
 EXACT["inline"] = lambda: Model(linear_loop, InlineLayer)
 NEARLY: Dict[Mix, str] = {  # with words of the refusal
     of_next_token: "is not causal",

@@ -199,7 +199,7 @@ class Looping(Words):
     def forward(self, ids: Tensor) -> Tensor:
         x, state, out = self.embed(ids), torch.zeros(WIDTH), []
         for place in range(ids.shape[1]):
-            state = state * 0.5 + x[:, place]
+            state = torch.tanh(state + x[:, place])
             out.append(state)
         return self.head(torch.stack(out, 1))
 

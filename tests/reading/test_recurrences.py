@@ -21,7 +21,7 @@ from tests.reading.test_zoo_targets import TARGETS, session_error
 pytestmark = [pytest.mark.xdist_group("recurrences")]
 POSITIONS, FEW, LONG = 48, 20, 150
 
-QUICK = ("closed_form", "inline", "linear_unit", "selective_scan")
+QUICK = ("average", "closed_form", "inline", "linear_unit", "retention", "selective_scan")
 
 
 def ids(length: int = 20) -> torch.Tensor:

@@ -33,7 +33,7 @@ PINNED: Dict[str, Tuple[int, int, str, str]] = {
     "conditional_conv": (0, 0, "captured", "Conv"),
     "conditional_conv_2d": (2, 0, "captured", "Conv"),
     "rope_2d": (2, 0, "captured", ""),
-    "shaw": (4, 0, "captured", ""),
+    "shaw": (2, 0, "captured", ""),
     **dict.fromkeys(  # a shape, computed from sizes of inputs
         ("cope", "inkling", "fox_pair", "boxes", "fire", "wavlm"), (1, 0, "captured", "")
     ),
