@@ -85,7 +85,8 @@ def test_an_artefact_with_kept_blocks_is_certified_and_near_its_module(
     said, matrices = summary(manifest), manifest.weights.matrices
     assert "float32 except weights" in said["model"]
     assert said["weights"].startswith(f"codes of the checkpoint in {matrices} matrices")
-    assert manifest.operators["MatMulNBits"] == matrices
+    untied = name in ("qwen2", "stablelm")  # files with a matrix of the head beside the table
+    assert manifest.operators["MatMulNBits"] == matrices - untied
     assert manifest.operators["GatherBlockQuantized"] == 1
     assert manifest.quality.error < 0.05
     assert manifest.quality.exact <= manifest.quality.exact_tolerance
