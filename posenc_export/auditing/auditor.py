@@ -357,8 +357,9 @@ class Auditor:
         return 0
 
     def _counts_slots(self) -> bool:
-        """Return whether position_ids change nothing, in a model in which they do more than round
-        biases otherwise.
+        """Return whether the graph gives equal outputs for position_ids from two starts, although
+        the outputs of the reference differ. If the reference has biases, which are rounded
+        differently at each start, only a difference above the tolerance counts.
         """
         if "position_ids" not in self.interface.inputs:
             return False

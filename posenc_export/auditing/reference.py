@@ -76,8 +76,9 @@ class Exact:
         )
 
     def _starts(self, manifest: Manifest) -> bool:
-        """Whether transformers computes a sequence that begins at another position as it was read,
-        tried with numbers.
+        """Return whether transformers, given position_ids that do not begin at 0, gives the outputs
+        of the model as it was read, tried on one sequence. True for a bidirectional model, and
+        for one without position_ids.
         """
         takes = inspect.signature(self.model.model.forward).parameters
         if not self.model.causal or "position_ids" not in takes:
@@ -209,7 +210,9 @@ def _rotation(config: Any) -> Mapping[str, Any]:
 
 
 def _size(config: Any, *names: str) -> int:
-    """Return the first size that a config or its rotation has; 0 for none."""
+    """Return the first integer that a config or its rope_parameters has under one of some names;
+    0 if there is none.
+    """
     sizes = [getattr(config, name, None) or _rotation(config).get(name) for name in names]
     return next((size for size in sizes if isinstance(size, int)), 0)
 

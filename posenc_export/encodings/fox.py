@@ -55,7 +55,7 @@ class FoX(PositionEncoding):
     def observe(
         self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> List[Tensor]:
-        """states [log gates [B,H,P,1]] to [B,H,T,1]; without a cache to [B,2H,S,1]."""
+        """states [log gates [B,H,P,1]] to [[B,H,T,1]]; bidirectional: none to [[B,2H,S,1]]."""
         logs = log_sigmoid(self.gate(x)).to(torch.float32)
         if self.scale != 1.0:
             logs = logs * self.scale

@@ -21,7 +21,7 @@ class Infused(PositionEncoding):
 
     Args:
         geometry: head size D, even.
-        base: ratio of the longest wavelength to 2 pi.
+        base: base of the frequencies.
     """
 
     above = {"base": 1}

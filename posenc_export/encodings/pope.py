@@ -28,7 +28,7 @@ class PoPE(PositionEncoding):
 
     Args:
         geometry: head size D, heads.
-        theta: ratio of the longest wavelength to 2 pi.
+        theta: base of the frequencies.
     """
 
     shared = False

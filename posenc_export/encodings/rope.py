@@ -7,15 +7,15 @@ from posenc_export.encodings.shared.rotary import Layout, Rotary
 
 
 class RoPE(Rotary):
-    """Pair k of every query and key head is rotated by p w_k, w_k = theta^(-2k/r); the last D - r
-    entries are unchanged.
+    """Pair k of every query and key head at position p is rotated by the angle p w_k, with
+    w_k = theta^(-2k/r); the last D - r entries are unchanged.
 
     Scores depend on the difference of positions only; the paper counts positions from 1, which
     changes no score.
 
     Args:
         geometry: head size D.
-        theta: ratio of the longest wavelength to 2 pi.
+        theta: base of the frequencies.
         layout: "half" for pairs (k, k + r/2), as LLaMA in transformers; "interleaved" for pairs
             (2k, 2k + 1), as in the paper.
         rotary: rotary size r, even, at most D; D if not given.

@@ -27,7 +27,7 @@ class Sandwich(PositionEncoding):
     Args:
         geometry: heads H.
         dims: entries of the sinusoid, even.
-        base: ratio of the longest wavelength to 2 pi.
+        base: base of the frequencies.
     """
 
     above = {"base": 1}

@@ -16,7 +16,7 @@ class Sinusoidal(PositionEncoding):
 
     Args:
         geometry: width d, even.
-        base: ratio of the longest wavelength to 2 pi.
+        base: base of the frequencies.
         layout: "interleaved" alternates sin and cos of w_k (the paper), "halves" puts all sines
             before all cosines.
         scale: factor on the token embedding; the paper's models use sqrt(d).

@@ -24,7 +24,7 @@ class Sinusoidal2D(PositionEncoding):
 
     Args:
         geometry: width d, a multiple of 4.
-        base: ratio of the longest wavelength to 2 pi.
+        base: base of the frequencies.
         first: coordinate of the first half of the entries, "row", as RT-DETR, or "column", as MAE.
         layout: order within each half; "halves" puts all sines before all cosines, as the code of
             both papers; "interleaved" alternates sin and cos of w_k.

@@ -79,7 +79,9 @@ def encoder_of(model: Model) -> List[Value]:
 
 
 def states_of(model: Model, signature: str, update: str) -> List[State]:
-    """Return the states. update: rule of keys and values, "append" or "in_place"."""
+    """Return the states. update: update rule of those with one entry per token, "append" or
+    "in_place"; others have "replace".
+    """
     dtype, slots = dtype_of(model), P if update == "append" else M
 
     def state(past: str, present: str, carried: StateSpec) -> State:

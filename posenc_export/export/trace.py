@@ -124,7 +124,9 @@ class Source:
 
 
 def _traced(source: Source, manifest: Manifest) -> Tuple[ir.Model, TracedConstants]:
-    """Return the optimized graph, and the part of the graph before that reads constants alone."""
+    """Trace a source. Return the optimized graph, and of the graph before it was optimized the part
+    that reads constants only.
+    """
     source.say(Step(f"{manifest.target}: tracing"))
     model = source.model
     traced = model.traced_once() if isinstance(model, ReadModule) else model

@@ -284,7 +284,7 @@ class ModuleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def attentions(self) -> Tuple[AttentionConfig, ...]:
-        """None: a module that is read describes no attention."""
+        """Empty: the description of a module that is read has no attentions."""
         return ()
 
     @property

@@ -86,7 +86,7 @@ class Module(Struct):
 
 
 class Pooling(Struct):
-    """What is read of the config of Pooling, beside flags by name."""
+    """The mode in the config of Pooling; older configs have a flag for each mode (OLDER)."""
 
     pooling_mode: Union[str, List[str], None] = None
 

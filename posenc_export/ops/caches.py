@@ -1,4 +1,6 @@
-"""Semantic operations on caches, whose references write them in place; no others do."""
+"""Semantic operations on caches. Their eager references write caches in place; those of other
+operations do not.
+"""
 
 from typing import NamedTuple
 

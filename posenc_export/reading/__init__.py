@@ -1,1 +1,1 @@
-"""Modules as they are: what a torch module computes, read from its trace and checked by numbers."""
+"""Finds in a trace what any torch module computes, and checks it by numbers."""

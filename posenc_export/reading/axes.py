@@ -111,7 +111,7 @@ def joined(x: Tensor, roles: Roles, counts: Counts) -> Tensor:
 def in_heads(x: Tensor, roles: Roles, order: Sequence[int], counts: Counts) -> Tensor:
     """Return x as [B, tokens, heads, entries].
 
-    order: of the factors. The last one is entries, and those from the third up to it are heads.
+    order: the order of the factors: rows, tokens, those of heads (perhaps none), entries.
     """
     y = split(x, roles, counts).permute(list(order))
     return y.flatten(2, -2) if len(order) > 3 else y.unsqueeze(2)

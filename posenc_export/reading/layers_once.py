@@ -144,7 +144,10 @@ def _passed_on(calls: _Calls, name: str, own: Callable[..., Any], *args: Any, **
 
 
 def _edged(leaves: List[Any], part: str, name: str) -> List[Any]:
-    """Return leaves with an edge at their first tensor."""
+    """Return leaves whose first tensor passes through EDGE, with a part and a name of a layer
+    (ops/layers.py). Leaves without a tensor stay as they are, and those whose first tensor has no
+    floating-point numbers.
+    """
     tensors = _tensors(leaves)
     if not tensors or not tensors[0].is_floating_point():
         return leaves

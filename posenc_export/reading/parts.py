@@ -333,8 +333,8 @@ def _value(capture: Capture, node: Node, of: Mapping[Node, Optional[Tensor]]) ->
 
 
 def _caches(layers: Layers, own: List[List[Cache]]) -> Tuple[List[Cache], List[List[int]]]:
-    """Return the caches of all sites, ordered and numbered as in Calls, and the indices of those of
-    each site. own: caches of each segment.
+    """Return the caches of all sites, ordered and numbered as in Calls, and for each site the
+    indices of its caches. own: caches of each segment (Layers.segments).
     """
     attends = [0]  # attentions before each segment
     for nodes in layers.segments:

@@ -244,7 +244,9 @@ class Rotations:
 
 
 def _is_linear(cos: Tensor, sin: Tensor) -> bool:
-    """Return whether the angles of tables [N,r/2] are proportional to the position."""
+    """Return whether the angles of tables of cosines and sines [N,r/2] grow by the same amount from
+    each position to the next.
+    """
     waves = torch.complex(cos.double(), sin.double())
     if len(waves) < 2 or not waves.abs().sub(waves[0].abs()).abs().max() <= LINEAR:
         return False

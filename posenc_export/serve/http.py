@@ -228,7 +228,7 @@ class Stream(StreamingResponse):
 
 
 async def _cut(send: Any, message: str) -> None:
-    """End a stream with an error. A client that does not read is given a second."""
+    """End a stream with an error. Wait at most one second for a client that does not read."""
     body = event(failure(message, "server_error")).encode()
     with contextlib.suppress(TimeoutError, asyncio.CancelledError):
         async with asyncio.timeout(1):

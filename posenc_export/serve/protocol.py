@@ -102,8 +102,9 @@ class SamplingRequest(Fields):
 
 
 def encoded(text: str, codec: Codec, limits: Limits, special: bool = True) -> Tuple[int, ...]:
-    """Return the token ids of a text, as Codec.encode. Raise Refused, before it takes seconds, for
-    one of more than CHARACTERS for each token that a prompt may have.
+    """Return the token ids of a text, as Codec.encode. Raise Refused for a text with more than
+    CHARACTERS characters for each token that a prompt may have, since encoding it could take
+    seconds.
     """
     most = CHARACTERS * (limits.context - 1)
     if len(text) > most:

@@ -8,9 +8,9 @@ CHUNK = 1024  # most tokens per call, which limits the memory of attention score
 
 
 class CallSession:
-    """A session whose prompts and steps are the same call, which peers define; its outputs may be
-    those of the last token. Those with caches that do not follow from `length` extend reset and
-    rewind.
+    """A session whose prompts and steps both make `call`, which a peer defines. A call may return
+    the outputs of its last token only. A peer with caches that do not follow `length` by themselves
+    also overrides `reset` and `rewind`.
     """
 
     load_seconds: Optional[float] = None  # without imports; None for the time of `open_session`

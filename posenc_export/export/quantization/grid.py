@@ -157,7 +157,9 @@ class Grid:
     zeros: bool = False  # each block has a zero point, which is one of the codes
 
     def rounded(self, weight: np.ndarray) -> Codes:
-        """Round a weight [N,K] float32; blocks get the best scale and zero of those tried."""
+        """Round a weight [N,K] float32. Of the scales and zero points that are tried, each block
+        gets those with the smallest squared error.
+        """
         return self._in_parts(weight, None)
 
     def compensated(self, weight: np.ndarray, moments: torch.Tensor) -> Codes:

@@ -47,7 +47,7 @@ class OrtGraph:
     ) -> None:
         options = session_options(manifest, threads)
         self.manifest, self.provider = manifest, provider
-        self.device = provider
+        self.device = "cuda" if provider == "cuda" else "cpu"
         check_external(path, manifest)
         placement = cuda_placement.placed(path) if self.device == "cuda" else None
         # Whether steps may bind inputs on the device. Not if an input is also read on the host: it
@@ -143,7 +143,8 @@ def _opened(
     model: Any, options: Any, provider: str, disabled: List[str], captures: bool
 ) -> Tuple[Any, bool]:
     """Open a session on a file or a serialised model. Return it, and whether it captures CUDA
-    graphs, which ONNX Runtime may refuse if the table of kernels is of another version.
+    graphs. If ONNX Runtime refuses to capture them, as it may if cuda_kernels.json was made for
+    another version, the session is opened without.
     """
     name, settings = PROVIDERS[provider]
     settings = {**settings, "enable_cuda_graph": "1"} if captures else settings

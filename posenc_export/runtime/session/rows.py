@@ -64,8 +64,9 @@ class RowHistory(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Rows:
-    """B rows. New rows have no tokens; `replace` makes others. Methods return the next rows, and
-    none runs a graph. Only steps change rows, by an assignment to `reached`.
+    """B rows. New rows have no tokens; `replace` makes others. No method
+    runs a graph. Methods that return the next rows leave these as they are, but for `begin`.
+    `record`, `unbind`, `step_back` and steps (runner.py) change these.
     """
 
     caches: Caches  # the memory of the rows
@@ -362,7 +363,9 @@ class Rows:
         return self.replace(first_kept=first_kept, pending=tuple(writes)) if writes else self
 
     def settled(self) -> "Rows":
-        """Write what is pending; an interrupted call can be repeated."""
+        """Do the pending writes, and return the rows without them. Can be repeated after an
+        interrupt.
+        """
         for write in self.pending:
             write()
         return self.replace(pending=()) if self.pending else self

@@ -361,8 +361,9 @@ class Claims:
         return [*value.inside, self.call.slot >= 0, q >= 0, k >= 0, *before]
 
     def _refuted(self, value: Value, claimed: Any, text: str, facts: Sequence[Any]) -> None:
-        """Record a failure if ONNX Runtime confirms the counterexample. If not, or if it depends on
-        numbers that the solver chose, the claim is undecided. facts: empty if nothing can be run.
+        """Record a failure if ONNX Runtime confirms the counterexample, or if `facts` is empty, so
+        that nothing can be run. The claim is undecided if ONNX Runtime does not confirm it, or if
+        `claimed` depends on numbers that the solver chose.
         """
         if names_of(claimed) & self.values.free.keys():
             self.findings.skipped[value.place] = f"{OPEN}depends on numbers that the solver chooses"

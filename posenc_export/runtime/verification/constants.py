@@ -99,7 +99,7 @@ FOLDED: Mapping[str, Callable[..., np.ndarray]] = {
 
 @dataclass(frozen=True)
 class Place:
-    """Numbers at a place of a graph."""
+    """The numbers that a node reads from stored constants, such as a weight."""
 
     node: Node  # that reads them
     role: str  # "input N" of the node, or "rows" for rows that are gathered before they are decoded

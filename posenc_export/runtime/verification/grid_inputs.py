@@ -151,7 +151,9 @@ def places(edges: Mapping[str, int], length: int) -> np.ndarray:
 
 
 def compared_of(manifest: Manifest, edges: Mapping[str, int], length: int) -> np.ndarray:
-    """Return the indices of tokens that an export compares: `places`, and last ones up to KEPT."""
+    """Return the indices of tokens that an export compares: `places`, and as many of the last
+    tokens as have at most KEPT output values, but at least ENDS.
+    """
     last = max(KEPT // int(manifest.outputs[0].axes[-1]), ENDS)
     return np.union1d(places(edges, length), np.arange(max(0, length - last), length))
 
