@@ -542,7 +542,7 @@ class Calls(torch.nn.Module):
 
     def _recurrent(self, node: Node, step: Recurrent, call: Call) -> Tensor:
         """Continue a recurrence. A token of padding writes nothing, and nothing is forgotten."""
-        read = {n: call.values.get(n, self.given(n)) for n in inputs_of(node)}
+        read: Any = {n: call.values.get(n, self.given(n)) for n in inputs_of(node)}
         given = operands(*(read.get(of, of) for of in node.args))
         valid, zero = call.positions.ge(0)[:, :, None], torch.zeros(())
         cleared = {3, 1 if given[4] is None else 4} | ({1, 2} if self.clears_padding else set())

@@ -144,7 +144,7 @@ class Properties:
                 refuse(node, MIXES)
             if tokens(roles) != ["Q"]:
                 refuse(node, MIXES)
-        given = (self.values.of[of] if isinstance(of, Node) else of for of in node.args)
+        given: Any = [self.values.of[of] if isinstance(of, Node) else of for of in node.args]
         _, k, v, _, _ = operands(*given)
         heads, size = v.shape[2:]
         own = ((Factor("B"),), (Factor("Q"),), (Factor(heads),), (Factor(size),))

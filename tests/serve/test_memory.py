@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posenc_export.runtime.session.caches import FIRST
+from posenc_export.runtime.session.caches import INITIAL_SLOTS
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve.batch import Batch
 from posenc_export.serve.memory import available_memory, longest_row, most_needed, rows_memory
@@ -36,7 +36,7 @@ def test_the_memory_of_a_session_is_that_of_its_tokens(model: Model) -> None:
     session.admit([list(TEXT)])
     assert session.memory == 3 * slot
     session.admit([list(TEXT)] * 2)
-    assert session.memory == 9 * slot <= session.memory_of(4, 3) == 4 * (3 + FIRST) * slot
+    assert session.memory == 9 * slot <= session.memory_of(4, 3) == 4 * (3 + INITIAL_SLOTS) * slot
     session.prefill([[], [97] * 300, []])
     assert session.memory == 309 * slot
     for _ in range(3):

@@ -17,7 +17,7 @@ from posenc_export.runtime.artefact.manifest import Manifest, State
 from posenc_export.runtime.session.buffers import CAN_RESERVE, Buffer, Place, Slots
 
 MOST_RUNS = 64  # ranges of rows whose memory is kept
-FIRST = 256  # slots of the first caches of a graph whose cost does not follow the capacity
+INITIAL_SLOTS = 256  # slots of the first caches of a graph whose cost does not follow the capacity
 WINDOW_ROOM = 256  # tokens of a call that caches of windows have room for, at least
 Write = Callable[[], None]  # a write to memory that can be repeated after an interrupt
 Feeds = Dict[str, np.ndarray]  # graph inputs or outputs of a run by name, without the caches
@@ -151,7 +151,7 @@ class Caches:
         self.replaces = any([state.replaced for state in states])
         self.in_place = all([state.in_place for state in states])
         self.reads_hidden = any([state.reads_hidden for state in states])
-        self.lazy = capacity > FIRST and allocates_lazily(graph)
+        self.lazy = capacity > INITIAL_SLOTS and allocates_lazily(graph)
         self._allocate(0, 0)
 
     def _allocate(self, rows: int, extent: int) -> None:
@@ -262,7 +262,7 @@ class Caches:
         memory if theirs has grown.
         """
         grown = self.written.max(initial=0) if self.lazy else self.extent
-        return self.empty() if grown > (FIRST if self.lazy else self.fitting(1)) else self
+        return self.empty() if grown > (INITIAL_SLOTS if self.lazy else self.fitting(1)) else self
 
     def empty(self, rows: int = 0, extent: int = 0) -> "Caches":
         """Return caches of some size that have no memory yet."""
@@ -282,10 +282,10 @@ class Caches:
         bucket = self.graph.manifest.capacity_bucket
         if self.lazy:  # padding of shorter rows may follow the longest
             return max(slots, self.capacity + self.graph.manifest.chunk)
-        count = -(-slots // (bucket or FIRST))
+        count = -(-slots // (bucket or INITIAL_SLOTS))
         if not bucket:
             count = 1 << max(count - 1, 0).bit_length()
-        return min(count * (bucket or FIRST), max(slots, self.capacity))
+        return min(count * (bucket or INITIAL_SLOTS), max(slots, self.capacity))
 
     def shape(self, state: State, rows: int, slots: int) -> Shape:
         """Return the shape of a state with that many slots, unless its window needs fewer."""

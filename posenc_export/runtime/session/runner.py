@@ -73,7 +73,7 @@ class Runner:
     def __init__(self, graph: Graph) -> None:
         self.graph, self.manifest = graph, graph.manifest
         # Fewest logits to request for a row: CUDA kernels cannot be launched on empty tensors.
-        self.fewest = 0 if graph.provider == "cpu" else 1
+        self.least_outputs = 0 if graph.provider == "cpu" else 1
         # Whether first tokens are announced with their padding, and steps count slots in multiples.
         self._whole_rows = graph.provider == "cuda"
         names = {value.name for value in self.manifest.inputs}
@@ -97,7 +97,7 @@ class Runner:
         grid = np.repeat(positions[None], axes, 0)  # [axes,n,S]
         return tokens._replace(planes={**tokens.planes, "grid": grid})
 
-    def runs(self, rows: Rows, tokens: RowTokens) -> List[RowTokens]:
+    def split(self, rows: Rows, tokens: RowTokens) -> List[RowTokens]:
         """Divide tokens into runs of the graph. One run reads all rows, without the first and last
         ones that have no tokens. A graph that continues a single row at a time gets a run for each
         row, and one for neighbours that have one token each.
@@ -139,7 +139,7 @@ class Runner:
             counts=counts,
             length=length,
             first_position=rows.first_position[part],
-            requested=np.maximum(counts + np.minimum(tokens.columns, 0), self.fewest),
+            requested=np.maximum(counts + np.minimum(tokens.columns, 0), self.least_outputs),
             occupied=rows.occupied[part],
             valid=np.full_like(counts, tokens.x.shape[1]) if whole else counts,
             window_start=rows.first_kept[part],
@@ -174,7 +174,7 @@ class Runner:
             rows.record(tokens)
             for memory in caches.of(REPLACED):  # rows that no run feeds keep their states
                 memory.buffers[1 - turn].copy_rows(0, memory.buffers[turn], 0, rows.count)
-        for run in self.runs(rows, tokens):
+        for run in self.split(rows, tokens):
             part, new = run.rows, run.x.shape[1]
             caches.mark_written(part, new + (rows.used if by_columns else length[part]))
             first = tokens.rows.start
@@ -195,7 +195,7 @@ class Runner:
         requested = tokens.counts + np.minimum(tokens.columns, 0)  # below 1 for none
         width, column = new, int(columns[0])
         if self.selects:
-            width = max(int(requested.max()), self.fewest)
+            width = max(int(requested.max()), self.least_outputs)
         result = outputs[:, column : column + width]
         alike = 0 < width == requested.min() and result.flags.c_contiguous
         direct = alike and (len(requested) == 1 or not (columns - column).any())

@@ -13,7 +13,7 @@ import numpy as np
 from posenc_export.runtime.artefact.records import BYTES
 from posenc_export.runtime.session import arguments, generation, runner
 from posenc_export.runtime.session.arguments import Inputs, Numbers, RowTokens
-from posenc_export.runtime.session.caches import FIRST, Caches, Graph
+from posenc_export.runtime.session.caches import INITIAL_SLOTS, Caches, Graph
 from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.generation import Speculate
 from posenc_export.runtime.session.prefixes import Prefix, Prefixes
@@ -305,7 +305,7 @@ class Session:
         caches = self._state.caches
         written, kept = caches.written, np.zeros_like(caches.written)
         kept[: self.batch] = self._state.length
-        for row in np.flatnonzero(written > kept + FIRST).tolist() if caches.lazy else ():
+        for row in np.flatnonzero(written > kept + INITIAL_SLOTS).tolist() if caches.lazy else ():
             for buffer in caches.buffers:
                 if buffer.mapping is not None:
                     buffer.release(row, int(kept[row]))
@@ -318,8 +318,12 @@ class Session:
         caches, now = self._state.caches, self.memory
         count, extent = 1 << (rows - 1).bit_length(), caches.fitting(tokens)
         fits = rows <= caches.rows and extent <= caches.extent
-        if caches.lazy:  # `trim` leaves up to FIRST slots of a row
-            count, extent, fits = rows, tokens + FIRST, rows <= max(caches.rows, caches.fewest_rows)
+        if caches.lazy:  # `trim` leaves up to INITIAL_SLOTS slots of a row
+            count, extent, fits = (
+                rows,
+                tokens + INITIAL_SLOTS,
+                rows <= max(caches.rows, caches.fewest_rows),
+            )
         elif fits:
             return now
         states = self.manifest.states
@@ -402,7 +406,7 @@ class Session:
         if rows.bound:
             rows.unbind()
         if rows.pending:
-            rows = self._written(rows)
+            rows = self._do_pending(rows)
         if rows.caches.reads_hidden:
             rows.wipe()
         return rows
@@ -411,11 +415,11 @@ class Session:
         """Read tokens, and return the rows of the session after them."""
         rows = self._runner.with_room(rows, tokens.rows, tokens.counts)
         if rows.pending:
-            rows = self._written(rows)
+            rows = self._do_pending(rows)
         rows = self._state = self._runner.run_chunk(rows, tokens, outputs)
         return rows
 
-    def _written(self, rows: Rows) -> Rows:
+    def _do_pending(self, rows: Rows) -> Rows:
         """Assign rows, do their pending writes, and return the rows without these."""
         self._state = rows
         rows = self._state = rows.settled()
@@ -452,6 +456,6 @@ class Session:
         rows = self._settled()
         ones = np.ones(rows.count, np.int64)
         rows.check_room(ones)
-        rows = self._written(self._runner.with_room(rows, slice(0, rows.count), ones))
+        rows = self._do_pending(self._runner.with_room(rows, slice(0, rows.count), ones))
         rows = self._state = self._runner.bind_step(rows)
         return rows

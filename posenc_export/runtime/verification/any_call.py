@@ -59,7 +59,7 @@ class AnyCall:
         self.rows, self.columns, self.slots, self.capacity, self.of_window = z3.Ints("B S P C W")
         self.row, self.column, self.slot, self.token = z3.Ints("row column slot token")
         self.plane, self.requested_count = z3.Int("plane"), z3.Int("R")
-        self.total, self.fewest = z3.Int("longest"), z3.Int("fewest cached")
+        self.total, self.least_cached = z3.Int("longest"), z3.Int("fewest cached")
         room = self.most + manifest.capacity_bucket
         assumed = self.solver.assumed = [self.rows >= 1, self.columns >= 1, self.slots >= 0]
         assumed += [size <= room for size in (self.columns, self.slots, self.capacity)]
@@ -81,7 +81,7 @@ class AnyCall:
         largest = Tensor((self.rows,), lambda i: self.largest(i[0]))
         self.sums.append(("ReduceMax", positions, largest))
         self.sums.append(("ReduceSum", kept, Tensor((self.rows,), lambda i: self.new(i[0]))))
-        self.sums.append(("ReduceMin", cached, Tensor((), lambda i: self.fewest)))
+        self.sums.append(("ReduceMin", cached, Tensor((), lambda i: self.least_cached)))
         self._feed()
 
     def _in_range(self, value: Any) -> Any:
@@ -94,10 +94,10 @@ class AnyCall:
         consecutive = manifest.contiguous and not self.by_mask and (in_place or not self.caches)
         room = self.most if not in_place or manifest.contiguous else self.capacity - S
         self.cached = self.solver.function(
-            "cached", lambda n, b: z3.And(n >= 0, n >= self.fewest, n <= room)
+            "cached", lambda n, b: z3.And(n >= 0, n >= self.least_cached, n <= room)
         )
         if not self.caches:
-            self.cached, self.fewest, self.total = lambda b: 0, z3.IntVal(0), S
+            self.cached, self.least_cached, self.total = lambda b: 0, z3.IntVal(0), S
         self.new = self.solver.function(
             "new",
             lambda n, b: z3.And(
@@ -165,8 +165,8 @@ class AnyCall:
 
         self.total = total
         self.query = lambda b, i: position(b, total - S + i)
-        self.cached, self.last = lambda b: self.fewest, lambda b: total - 1
-        self.fewest = P if self.caches else z3.IntVal(0)
+        self.cached, self.last = lambda b: self.least_cached, lambda b: total - 1
+        self.least_cached = P if self.caches else z3.IntVal(0)
         if in_place and not manifest.contiguous:
             self.solver.assumed.append(self.capacity >= total)
             inside = lambda b, t: choose(t < total, position(b, t), -1)  # noqa: E731
@@ -328,7 +328,7 @@ class AnyCall:
             chosen += [self.new(b) == z3.Sum(tokens), *self._counts(b, model)]
             chosen += [self.largest(b) >= position for position in positions]
             chosen.append(z3.Or([self.largest(b) == position for position in positions]))
-        chosen.append(z3.Or([self.fewest == self.cached(b) for b in range(count)]))
+        chosen.append(z3.Or([self.least_cached == self.cached(b) for b in range(count)]))
         if self.manifest.contiguous and not self.by_mask:
             chosen.append(z3.Or([self.total == self.last(b) + 1 for b in range(count)]))
         if self.manifest.contiguous and "window_start" in self.tensors:
