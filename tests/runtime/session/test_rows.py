@@ -50,14 +50,14 @@ def test_neighbours_that_read_a_token_each_are_read_in_one_call(
 ) -> None:
     session, order, calls = model(kind, "ort").session(batch=6), [0, 1, 2, 3, 0, 1], []
     session.prefill([texts()[row, : 2 + index] for index, row in enumerate(order)])
-    right = Runner.runs
+    right = Runner.split
 
     def noted(*arguments: Any) -> Any:
         result = right(*arguments)
         calls.append([(part.rows.start, *part.x.shape) for part in result])
         return result
 
-    monkeypatch.setattr(Runner, "runs", noted)
+    monkeypatch.setattr(Runner, "split", noted)
     counts = [1, 1, 0, 1, 3, 1]
     outputs = session.prefill(
         [
@@ -80,14 +80,14 @@ def test_rows_without_tokens_before_and_after_others_are_not_part_of_a_call(
 ) -> None:
     session, calls = model("rope", "onnx-static").session(), []
     session.prefill(texts()[:4, :3])
-    right = Runner.runs
+    right = Runner.split
 
     def noted(*arguments: Any) -> Any:
         result = right(*arguments)
         calls.extend((part.rows.start, *part.x.shape) for part in result)
         return result
 
-    monkeypatch.setattr(Runner, "runs", noted)
+    monkeypatch.setattr(Runner, "split", noted)
     outputs = session.prefill([[], texts()[1, 3:8], texts()[2, 3:4], []])
     assert excess(outputs[1], full("rope")[1, 3:8]) <= 1
     assert calls == [(1, 2, 5)] and session.length.tolist() == [3, 8, 4, 3]
