@@ -6,6 +6,7 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from posenc_export.reading.causality import affordable
@@ -14,6 +15,7 @@ from posenc_export.reading.values import SHAPE_ALONE, aten
 from posenc_export.reading.whole import OneTensor, count_numbers, of_length
 
 WARMED_AT_MOST = 2048  # tokens of the call
+FEW = (6, 12, 24)  # tokens of calls whose operators are counted
 CHOOSE = {  # operators that raise for an index behind the last row
     aten.embedding, aten.index, aten.index_select, aten.gather, aten.take, aten.scatter,
     aten.index_put, aten.select_scatter,
@@ -28,7 +30,6 @@ class Unknown(Tensor):
 
     numbers: Tensor
     alive: "WeakSet[Unknown]" = WeakSet()
-    calls = 0  # of operators
 
     @staticmethod
     def __new__(cls, numbers: Tensor) -> "Unknown":
@@ -50,7 +51,6 @@ class Unknown(Tensor):
         named: Optional[Dict[str, Any]] = None,
     ) -> Any:
         """Compute the shapes of an operator of aten, and its numbers if it reads ids alone."""
-        cls.calls += 1
         given = arguments, dict(named or {})
         inner = [value for value in tree_leaves(given) if isinstance(value, Unknown)]
         known = not any(value.numbers.is_meta for value in inner)
@@ -100,14 +100,27 @@ def _without_numbers(plain: OneTensor, x: Tensor) -> Optional[OneTensor]:
     return None if Unknown.alive else copied
 
 
+class _Counted(TorchDispatchMode):
+    calls = 0  # of operators
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), named: Any = None
+    ) -> Any:
+        self.calls += 1
+        return function(*args, **(named or {}))
+
+
 def loops_over_tokens(plain: OneTensor, x: Tensor, most: int) -> bool:
-    """Return whether a module calls more operators for more tokens, `most` or half of them."""
+    """Return whether a module calls more operators for more tokens, tried with few tokens."""
     counts = []
-    for length in (most // 2, most):
-        before = Unknown.calls
-        _without_numbers(plain, of_length(x[:1], length))
-        counts.append(Unknown.calls - before)
-    return counts[1] > 1.5 * counts[0]
+    for length in FEW:
+        with _Counted() as counted, torch.no_grad():
+            try:
+                plain.copied().of(of_length(x[:1], min(length, most)))
+            except Exception:  # whatever forward raises; the trace shows why
+                return False
+        counts.append(counted.calls)
+    return counts[2] - counts[1] >= 2 * (counts[1] - counts[0]) > 0
 
 
 def called_at_full_length(plain: OneTensor, x: Tensor, most: int) -> OneTensor:

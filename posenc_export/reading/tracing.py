@@ -22,7 +22,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from posenc_export.reading.causality import LONGEST_EDGE, affordable
-from posenc_export.reading.full_length import WARMED_AT_MOST, loops_over_tokens
+from posenc_export.reading.full_length import loops_over_tokens
 from posenc_export.reading.joined import Joined, traced_at
 from posenc_export.reading.recurrences import recurrences
 from posenc_export.reading.refused import NOT_THE_PERSONS, Refused, joined, place, place_of_error
@@ -218,7 +218,7 @@ def exported(plain: OneTensor, x: Tensor, most: int) -> Tuple[ExportedProgram, L
     """
     first: Optional[Refused] = None
     said = ""
-    loops = loops_over_tokens(plain, x, min(most - 1, WARMED_AT_MOST))
+    loops = loops_over_tokens(plain, x, most)
     longest = min(most - 1, LOOP) if loops else most - 1
     for used in WAYS:
         if not all(any(word in said for word in FOR.get(remedy, ("",))) for remedy in used):
