@@ -192,8 +192,8 @@ def _insert(graph: Graph, before: Any, nodes: Sequence[Any]) -> None:
 
 def _far_keys_unwritten(graph: Graph) -> None:
     """Cache zeros in place of the entries of keys with long factors."""
-    slices = {node.output[0] for node in graph.node if node.op_type == "Slice"}
-    nodes = [n for n in graph.node if n.op_type == "Concat" and n.input[1] in slices]
+    laid_out = {node.output[0] for node in graph.node if node.op_type == "Reshape"}
+    nodes = [n for n in graph.node if n.op_type == "Concat" and n.input[1] in laid_out]
     assert nodes, "expected a node that joins the entries of both rotations of keys"
     for index, node in enumerate(nodes):
         zeros = f"ruin.zeros.{index}"
