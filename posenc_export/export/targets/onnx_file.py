@@ -6,19 +6,7 @@ import collections
 import functools
 from pathlib import Path
 from types import MappingProxyType
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import msgspec
 import numpy as np
@@ -96,8 +84,10 @@ def move_out(graph: ir.Graph, folder: Path, counted: Callable[[int, str], Steps]
             stream.align(PAGE)
             offset = stream.bytes
             packed = tensor.dtype.bitwidth < 8  # tobytes packs 4-bit numbers in pairs
-            for block in [memoryview(tensor.tobytes())] if packed else blocks(tensor.numpy()):
-                stream.write(block)
+            if packed:
+                stream.write(tensor.tobytes())
+            else:
+                write_array(stream, tensor.numpy())
             length, shape = stream.bytes - offset, ir.Shape(tensor.shape.numpy())
             value.const_value = ir.ExternalTensor(
                 WEIGHTS, offset, length, tensor.dtype, shape=shape, name=value.name, base_dir=folder
@@ -106,15 +96,12 @@ def move_out(graph: ir.Graph, folder: Path, counted: Callable[[int, str], Steps]
     return stream.entry()
 
 
-def blocks(array: np.ndarray) -> Iterator[memoryview]:
-    """Yield little-endian bytes in row-major order, without a copy of memory in this form."""
-    parts: Iterable[np.ndarray] = [array]
-    if array.ndim and not array.flags.c_contiguous:
-        rows = max(1, BLOCK * len(array) // max(array.nbytes, 1))
-        parts = (array[first : first + rows] for first in range(0, len(array), rows))
-    for part in parts:
+def write_array(stream: files.Hashed, array: np.ndarray) -> None:
+    """Write little-endian bytes in row-major order, without a copy of memory in this form."""
+    count = 1 if array.flags.c_contiguous else array.nbytes // BLOCK + 1
+    for part in np.array_split(array, count) if array.ndim else [array]:
         flat = np.ascontiguousarray(part, part.dtype.newbyteorder("<")).reshape(-1)
-        yield flat.view(np.uint8).data
+        stream.write(flat.view(np.uint8).data)
 
 
 def name_inputs(graph: ir.Graph, manifest: Manifest) -> None:
@@ -199,7 +186,7 @@ def without_unread(op: Builder, manifest: Manifest) -> Tuple[List[Value], List[S
     return [_described(value) for value in graph.inputs if value.name not in others], kept
 
 
-def _named(values: Iterable[ir.Value], wanted: str) -> ir.Value:
+def _named(values: Sequence[ir.Value], wanted: str) -> ir.Value:
     return next(value for value in values if value.name == wanted)
 
 
