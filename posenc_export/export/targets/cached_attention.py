@@ -67,12 +67,15 @@ def attend(op: Builder, node: Attend) -> ir.Value:
     standard attention over the valid slots.
 
     The operator hides later keys, and those before a window, which includes the query; other masks
-    are a bias. In float16, content scores may exceed the range of its bias.
+    are a bias. In float16, content scores may exceed the range of its bias. On CUDA it refuses
+    sinks beside a bias.
     """
-    cached = Cached.of(node)
-    if cached is None or (node.content is not None and op.dtype != "float32"):
+    cached, of_content = Cached.of(node), node.content is not None
+    if cached is None or (of_content and op.dtype != "float32"):
         return standard.attend(op, node)
     mask, weights = cached.mask, node.readers(AttentionWeights)
+    if op.on_device and node.sinks is not None and (of_content or mask.bias or mask.chunk):
+        return standard.attend(op, node)
     compact = ort_slots.by_columns(op) is None
     slides = cached.slides(op, cached.with_scores or op.dtype != "float32" or op.on_device)
     wide, by_slot = widened(cached.key, cached.value), rotation_by_slot(op, cached)

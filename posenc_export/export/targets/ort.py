@@ -183,16 +183,6 @@ def write_native(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     return written.replace(continuation_rows=int(others), chunk=chunk)
 
 
-def attend_on_cuda(op: Builder, node: graph.Attend) -> ir.Value:
-    """As `cached_attention.attend`; sinks beside a bias, which GroupQueryAttention refuses on CUDA,
-    take standard operators.
-    """
-    mask = graph.Mask.of(node.mask)
-    biased = node.content is not None or (mask is not None and (mask.bias or mask.chunk))
-    refused = node.sinks is not None and biased
-    return standard.attend(op, node) if refused else cached_attention.attend(op, node)
-
-
 def sum_and_norm(op: Builder, node: ir.Node) -> Optional[ir.Value]:
     """Fuse a sum of two values of one shape and the RMSNormalization that reads it. Since
     version 1.31 ONNX Runtime adds up the squares in float32 on CUDA.
@@ -229,14 +219,7 @@ def _of_one_shape(first: Optional[ir.Value], second: Optional[ir.Value]) -> bool
     return first.shape == second.shape and len(first.shape) == 3
 
 
-CUDA: Tuple[Table, ...] = (
-    {
-        **LOWERING[0],
-        graph.Attend: attend_on_cuda,
-        graph.Experts: experts.flat,
-    },
-    LOWERING[1],
-)
+CUDA: Tuple[Table, ...] = ({**LOWERING[0], graph.Experts: experts.flat}, LOWERING[1])
 CUDA_FUSIONS = {**FUSIONS, "RMSNormalization": sum_and_norm}
 CUDA_LOWERINGS = Lowerings(CUDA, InHalf, CUDA_FUSIONS, on_device=True)
 

@@ -11,7 +11,7 @@ import torch
 
 from posenc_export.clients import program
 from posenc_export.export import VerificationError, export
-from posenc_export.export.targets import ort
+from posenc_export.export.targets import cached_attention, ort
 from posenc_export.ops.graph import Attend
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
@@ -89,7 +89,7 @@ def test_the_rounded_weights_are_verified_in_float32(
     assert [path.name for path in tmp_path.iterdir()] == ["artefact"]
 
     def wrong(op: Any, node: Any) -> Any:
-        return op.Mul(ort.attend_on_cuda(op, node), op.constant(1.5, op.dtype))
+        return op.Mul(cached_attention.attend(op, node), op.constant(1.5, op.dtype))
 
     first, *others = ort.CUDA_LOWERINGS.tables
     lowerings = ort.CUDA_LOWERINGS._replace(tables=({**first, Attend: wrong}, *others))

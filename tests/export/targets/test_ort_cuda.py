@@ -60,7 +60,7 @@ def test_a_layer_launches_no_kernel_for_its_residuals_and_prompts_are_fed_in_lar
 def test_what_a_cuda_kernel_refuses_is_refused_at_export_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lowerings = ort.CUDA_LOWERINGS._replace(tables=ort.LOWERING)
+    lowerings = ort.CUDA_LOWERINGS._replace(on_device=False)
     monkeypatch.setattr(ort, "CUDA_LOWERINGS", lowerings)
     with pytest.raises(
         ValueError,
