@@ -153,8 +153,7 @@ def _disagreement(
     if worst_error(whole[:, :1], case.full[:, :1]) <= accuracy.tolerance:
         where = "only after the first token: check heads, encoding, theta, layout, scale"
     if isinstance(ours, (AttentionBlock, Stack)) and ours.config.attentions:
-        models = hypotheses.with_faults(ours, hypotheses.descriptions(ours))
         row = (whole[:1], case.tokens[:1], case.full[:1])
-        fault = hypotheses.explained(models, *row, accuracy.tolerance)
+        fault = hypotheses.explained(hypotheses.with_faults(ours), *row, accuracy.tolerance)
         where = f"{where.partition(':')[0]}: they agree if {fault.words}" if fault else where
     return f"{rule}, {where}; {DIFFERS}"

@@ -28,13 +28,10 @@ Change = Callable[[AttentionConfig], AttentionConfig]
 
 
 class Hypothesis(NamedTuple):
-    """A fault: its short name, what the graph does, and a function that returns an attention with
-    the fault, or the same attention if that cannot have it.
-    """
+    """A fault: its short name, and what the graph does."""
 
     cause: str
     words: str
-    change: Change = lambda attention: attention
 
 
 def explained(
@@ -48,7 +45,7 @@ def explained(
     [B,L] or hidden states [B,L,E], or None.
 
     Args:
-        models: faults with models that have them; None if a model cannot have a fault.
+        models: faults with models that have them.
         expected: outputs of the reference, of the same shape.
         tolerance: largest error of a correct graph.
     """
@@ -60,12 +57,8 @@ def explained(
     most, own = NEAR * tolerance * scale, error(expected)
     if own > tolerance * scale:  # not if only shorter sequences are wrong, as with long factors
         most = min(most, own / NEAR)
-    for hypothesis, model in models:
-        of: Any = model if isinstance(model, TransformersModel) else getattr(model, "config", None)
-        if of is not None and tokens.shape[1] <= (of.max_positions or 0):
-            if error(_outputs(model, tokens)) <= most:
-                return hypothesis
-    return None
+    found = (hypothesis for hypothesis, model in models if error(_outputs(model, tokens)) <= most)
+    return next(found, None)
 
 
 def _outputs(model: Any, tokens: np.ndarray) -> np.ndarray:
@@ -75,18 +68,19 @@ def _outputs(model: Any, tokens: np.ndarray) -> np.ndarray:
     return full_pass(eager_session(model, tokens.shape[1]), tokens, 0, None)
 
 
-def with_faults(model: Any, faults: Iterable[Hypothesis]) -> Iterator[Tuple[Hypothesis, Any]]:
-    """Yield faults with models that have them; None if the model cannot have a fault."""
-    for fault in faults:
-        with contextlib.suppress(ValueError):  # raised for a description that no model has
-            yield fault, changed(model, fault.change)
-
-
-def descriptions(model: Any) -> Iterator[Hypothesis]:
-    """Yield faults that a description of the same weights may have: other encodings, other numbers
-    of heads, and other factors of scores.
+def with_faults(model: Any) -> Iterator[Tuple[Hypothesis, Any]]:
+    """Yield faults that a description of the same weights may have, with models that have them:
+    other encodings, other numbers of heads, and other factors of scores.
     """
-    own: AttentionConfig = model.config.attentions[0]
+    for fault, change in _changes(model.config.attentions[0]):
+        with contextlib.suppress(ValueError):  # raised for a description that no model has
+            other = changed(model, change)
+            if other is not None:
+                yield fault, other
+
+
+def _changes(own: AttentionConfig) -> Iterator[Tuple[Hypothesis, Change]]:
+    """Yield faults, and functions that return an attention with the fault."""
     rotations: Dict[str, Spec] = {"rope": {"name": "rope"}}
     rotations |= {spec["name"]: spec for spec in own.encodings if spec["name"].startswith("rope")}
     thetas = [*(spec.get("theta") for spec in rotations.values()), *THETAS]
@@ -101,16 +95,16 @@ def descriptions(model: Any) -> Iterator[Hypothesis]:
         specs.append({key: value for key, value in spec.items() if value is not None})
     for spec in specs:
         words = f"the encoding is {spec_text(spec)}"
-        yield Hypothesis("encoding", words, _with(encodings=(spec,)))
+        yield Hypothesis("encoding", words), _with(encodings=(spec,))
     for size in range(1, own.heads * own.head_size + 1):
         heads, rest = divmod(own.heads * own.head_size, size)
         if not rest:
             kv_heads = own.kv_heads * own.head_size // size
             sizes = _with(heads=heads, kv_heads=kv_heads, head_size=size)
-            yield Hypothesis("heads", f"the number of heads is {heads}", sizes)
+            yield Hypothesis("heads", f"the number of heads is {heads}"), sizes
     for factor in factors_of(own.head_size):
         words = f"scores are scaled by {factor:.6g} times the factor of the reference"
-        yield Hypothesis("scale", words, _scaled(factor))
+        yield Hypothesis("scale", words), _scaled(factor)
 
 
 def factors_of(size: int) -> Iterator[float]:
