@@ -109,12 +109,6 @@ class Message(Fields):
         return {**self.model_dump(include={"content", "name"}, exclude_none=True), "role": role}
 
 
-class ResponseFormat(Fields):
-    """The form of a reply; only text is supported."""
-
-    type: Literal["text"]
-
-
 class ChatRequest(SamplingRequest):
     """Body of a request of /v1/chat/completions."""
 
@@ -136,7 +130,7 @@ class ChatRequest(SamplingRequest):
         le=MOST_LOGPROBS,
         description="Number of most probable tokens with each token; needs logprobs.",
     )
-    response_format: Optional[ResponseFormat] = None
+    response_format: Optional[Dict[Literal["type"], Literal["text"]]] = None
     chat_template_kwargs: Dict[str, Any] = Field(
         {}, description="Further values for the chat template, by names that it reads."
     )
