@@ -1,6 +1,8 @@
 """Graphs of others, opened to be called with arrays by name."""
 
 import inspect
+import math
+from collections import Counter
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
 
@@ -8,6 +10,7 @@ import numpy as np
 
 from posenc_export.auditing.facts import Claim, Facts
 from posenc_export.auditing.inputs import Interface, NotPossible, NotUnrounded, Value
+from posenc_export.runtime.graphs.onnx_nodes import Nodes
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.shared.foreign import FOREIGN, brief
 from posenc_export.shared.refusal import refusal
@@ -26,7 +29,7 @@ LIMITS = {
     "is too small for sequence_length": "GroupQueryAttention with a windowed cache takes no "
     "padding",
 }
-HALVES = {"FLOAT16": "float16", "BFLOAT16": "bfloat16"}
+HALVES = ("float16", "bfloat16")
 
 
 def source_of(function: Callable[..., Any], opened: str, *arguments: Any) -> str:
@@ -123,10 +126,10 @@ class Graph(Opened):
         model = onnx_ir.load(path)
         sizes, self.unread = _cache_sizes(model), _unread(model)
         self.inputs: List[Value] = [_value(value, sizes) for value in session.get_inputs()]
-        self.operators, self.precision = _contents(model, self.outputs)
         self.nodes = read(model)
-        self.rounded = rounds(self.nodes)
-        if self.rounded.endswith("bits"):
+        self.operators = {node.operator for node in self.nodes.walk()}
+        self.rounded, self.precision = rounds(self.nodes), _precision(self.nodes, self.outputs)
+        if self.rounded.endswith("bits") or self.operators & FEW_BITS:
             self.precision = "few bits"
 
     def unrounded(self) -> "Unrounded":
@@ -198,16 +201,11 @@ def _unread(model: Any) -> Set[str]:
     }
 
 
-def _contents(model: Any, outputs: List[Value]) -> Tuple[Set[str], str]:
-    """Return the operators of a graph, and in what it computes."""
-    operators = {node.op_type for node in model.graph.all_nodes()}
-    if operators & FEW_BITS:
-        return operators, "few bits"
-    sizes: Dict[str, int] = {}
-    for value in model.graph.initializers.values():
-        if value.dtype is not None and value.const_value is not None:
-            sizes[value.dtype.name] = sizes.get(value.dtype.name, 0) + value.const_value.size
-    largest = max(sizes, key=lambda name: sizes[name], default="FLOAT")
-    kinds = {value.dtype for value in outputs}
-    lowest = next((dtype for dtype in HALVES.values() if dtype in kinds), "float32")
-    return operators, HALVES.get(largest, lowest)
+def _precision(graph: Nodes, outputs: List[Value]) -> str:
+    """Return the type of most numbers of a graph or, if none are in half precision, of outputs."""
+    sizes = Counter[str]()
+    for constant in graph.constants.values():
+        sizes[constant.element] += math.prod(constant.shape)
+    largest = [element for element, _ in sizes.most_common(1)]
+    kinds = (*largest, *(value.dtype for value in outputs))
+    return next((dtype for dtype in HALVES if dtype in kinds), "float32")
