@@ -161,9 +161,7 @@ class Batch:
             self.rows.pop()
 
     def _leave_ended(self, tokens: Sequence[Token]) -> None:
-        ended = [token.request for token in tokens if token.ended]
-        if ended:
-            self.leave(ended)
+        self.leave([token.request for token in tokens if token.ended])
 
     def fail(self) -> List[Token]:
         """Remove all rows. Return a failed token for each."""
