@@ -4,7 +4,7 @@ import contextlib
 import copy
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import msgspec
@@ -39,7 +39,7 @@ OF_MODULE = "calls."  # begins the names of the weights of the module that was r
 MATRICES = 4  # assumed matrices per layer, where `extent` cannot count layers
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class ReadAs:
     """How a torch module is read.
 
@@ -57,18 +57,13 @@ class ReadAs:
         memory: as for reading.read.read_module.
     """
 
-    example: Optional[Tensor] = None
+    example: Optional[Tensor] = field(default=None, compare=False)
     max_positions: Optional[int] = None
     positions: Optional[str] = None
     causal: bool = True
     output: Optional[str] = None
     axes: int = 0
     memory: int = 0
-
-    @property
-    def given(self) -> bool:
-        """Whether any field was given."""
-        return self.example is not None or vars(self) != vars(ReadAs())
 
 
 @dataclass(frozen=True)
@@ -279,7 +274,7 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
             for a model of this package.
     """
     if isinstance(model, KNOWN):
-        if how.given:
+        if how.example is not None or how != ReadAs():
             rule = "example, max_positions, positions, axes, causal and output for your own module"
             raise refusal("export", rule, f"them for {type(model).__name__}", "leave them out")
         if not isinstance(model, ReadModule):
