@@ -155,8 +155,7 @@ class Auditor:
         """Return an empty session on the graph: its float32 form, if it has one, unless `own`."""
         if own or self.rounding is None:
             return ForeignSession(self.graph.run, self.interface, keep)
-        form = self.rounding.form
-        return ForeignSession(form.run, self.interface.of(form.inputs, form.outputs), keep)
+        return ForeignSession(self.rounding.form.run, self.interface.wide(), keep)
 
     def _compared(self, cells: Sequence[Cell], accuracy: Accuracy, own: bool = False) -> Observed:
         """Measure cells. own: as of `session`."""

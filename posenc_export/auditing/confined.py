@@ -37,13 +37,14 @@ START = (
 )
 EXECUTORCH = b"ET12"  # bytes 4 to 7 of its programs (schema/program.fbs)
 Packed = Dict[str, Tuple[str, List[int], bytes]]  # name of the dtype, shape and content, by name
+Form = Tuple[Dict[str, Tuple[str, str, str]], Packed]  # attributes of Unrounded
 OF_FOLDERS = ("model.onnx", "model.pt2")
 MOST_SECONDS = 10**7  # seconds of an audit
 LARGEST = 1 << 31  # numbers of the inputs and outputs of one call
 
 
 class Opened(msgspec.Struct):
-    """What is known of a graph, or of its float32 form: the attributes of Graph or Unrounded."""
+    """What is known of a graph: the attributes of Graph."""
 
     inputs: List[Value]
     outputs: List[Value]
@@ -53,8 +54,6 @@ class Opened(msgspec.Struct):
     code: str = ""
     needs: str = ""
     rounded: str = ""
-    weights: Dict[str, Tuple[str, str, str]] = {}
-    numbers: Packed = {}
 
 
 class Failed(GraphError):
@@ -114,9 +113,9 @@ class Confined:
         """Return the float32 form, which has the attributes of Unrounded and keeps this graph open.
         Raise NotUnrounded if it is not known, and as `run`.
         """
-        opened = msgspec.structs.asdict(self._answer(Opened, "unrounded"))
-        opened["numbers"] = _unpacked(opened["numbers"])
-        return SimpleNamespace(run=partial(self.run, what="run unrounded"), **opened)
+        weights, packed = self._answer(Form, "unrounded")
+        run, numbers = partial(self.run, what="run unrounded"), _unpacked(packed)
+        return SimpleNamespace(run=run, weights=weights, numbers=numbers)
 
     def prove(self, interface: Interface, facts: Facts) -> List[Claim]:
         """As Graph.prove, of the float32 form if it was opened."""
@@ -193,8 +192,7 @@ def serve() -> None:
                 what, content = msgspec.msgpack.decode(request, type=Tuple[str, msgspec.Raw])
                 if what == "unrounded":
                     form = graph.unrounded()
-                    answer = Opened(form.inputs, form.outputs)
-                    answer.weights, answer.numbers = dict(form.weights), _packed(form.numbers)
+                    answer = form.weights, _packed(form.numbers)
                 elif what == "prove":
                     asked = msgspec.msgpack.decode(content, type=Tuple[Interface, Facts])
                     answer = graph.prove(*asked)

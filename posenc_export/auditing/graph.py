@@ -148,18 +148,23 @@ class Graph(Opened):
 
 
 class Unrounded(Opened):
-    """The float32 form of a graph, as `Graph`. path: of the graph."""
+    """The float32 form of a graph, which runs as that does. path: of the graph.
+
+    Attributes:
+        weights: constants whose numbers were rounded, as unrounded.Weight by name.
+        numbers: what they stand for, by name.
+    """
 
     def __init__(self, path: Path) -> None:
         from posenc_export.auditing.unrounded import unrounded
 
-        self.nodes, content, self.weights, self.numbers = unrounded(path)
+        self.nodes, content, self.weights = unrounded(path)
+        known = self.nodes.constants
+        self.numbers = {name: known[name].array(Path()) for name in self.weights}
         try:
-            session, self._run = onnx_runtime(content)
+            _, self._run = onnx_runtime(content)
         except Exception as error:  # as in Graph
             raise NotUnrounded(f"its float32 form is not loaded: {brief(error)}") from None
-        self.inputs = [_value(value, {}) for value in session.get_inputs()]
-        self.outputs = [_value(value, {}) for value in session.get_outputs()]
 
 
 def _value(value: Any, sizes: Mapping[str, Mapping[int, int]]) -> Value:

@@ -45,6 +45,10 @@ class Value:
         """The dtype of its arrays: float32 for bfloat16, which numpy lacks."""
         return "float32" if self.dtype == "bfloat16" else self.dtype
 
+    def wide(self) -> "Value":
+        """Return it in float32 if it is in half precision."""
+        return replace(self, dtype="float32") if self.dtype.endswith("float16") else self
+
     @property
     def whole(self) -> bool:
         """Whether it holds whole numbers."""
@@ -143,16 +147,11 @@ class Interface:
         """Number of slots of static caches; 0 if they grow or there are none."""
         return min((cache.capacity for cache in self.caches if cache.capacity), default=0)
 
-    def of(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> "Interface":
-        """Return it with the dtypes of another graph of the same inputs and outputs."""
-        known = {value.name: value.dtype for value in (*inputs, *outputs)}
-
-        def typed(value: Value) -> Value:
-            return replace(value, dtype=known[value.name])
-
-        named = {meaning: typed(value) for meaning, value in self.inputs.items()}
-        caches = tuple(replace(cache, past=typed(cache.past)) for cache in self.caches)
-        return replace(self, inputs=named, caches=caches, output=typed(self.output))
+    def wide(self) -> "Interface":
+        """Return it with inputs in float32 in place of half precision, as of a float32 form."""
+        named = {meaning: value.wide() for meaning, value in self.inputs.items()}
+        caches = tuple(replace(cache, past=cache.past.wide()) for cache in self.caches)
+        return replace(self, inputs=named, caches=caches)
 
     def rows(self) -> List[Dict[str, str]]:
         """Return the table of inputs and outputs, caches of all layers in one row."""

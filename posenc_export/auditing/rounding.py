@@ -100,12 +100,10 @@ def carried(
 def slots(model: Any) -> List[Slot]:
     """Return the parameters of a model; one that several modules share counts for each."""
     found = []
-    for path, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.numel() and parameter.is_floating_point():
-                rows = isinstance(module, torch.nn.Embedding)
-                numbers = _matrix(parameter.detach().float().numpy())
-                found.append(Slot(f"{path}.{name}" if path else name, rows, numbers))
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.numel() and parameter.is_floating_point():
+            rows = isinstance(model.get_submodule(name.rpartition(".")[0]), torch.nn.Embedding)
+            found.append(Slot(name, rows, _matrix(parameter.detach().float().numpy())))
     return found
 
 

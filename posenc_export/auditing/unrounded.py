@@ -73,9 +73,9 @@ def rounds(graph: Nodes) -> str:
     return max(sizes, key=lambda kind: sizes[kind], default="")
 
 
-def unrounded(path: Path) -> Tuple[Nodes, bytes, Dict[str, Weight], Dict[str, np.ndarray]]:
+def unrounded(path: Path) -> Tuple[Nodes, bytes, Dict[str, Weight]]:
     """Return the float32 form of a graph, the same serialised, and the constants whose numbers were
-    rounded, with their numbers. Raise NotUnrounded if it is not known.
+    rounded. Raise NotUnrounded if it is not known.
     """
     graph = read(ir.load(path), whole=True)
     if unknown := sorted({node.operator for node in graph.walk()} & {*UNKNOWN}):
@@ -94,7 +94,7 @@ def unrounded(path: Path) -> Tuple[Nodes, bytes, Dict[str, Weight], Dict[str, np
     rounded = [n for n, c in graph.constants.items() if n in origins and c.element == "float"]
     weights = {name: Weight(*origins[name], _role(graph, name)) for name in rounded}
     content = onnx_parts.serialised(graph, graph.nodes, graph.outputs, list(graph.inputs))
-    return graph, content, weights, {name: _numbers(graph, name) for name in rounded}
+    return graph, content, weights
 
 
 def _origins(graph: Nodes) -> Origins:

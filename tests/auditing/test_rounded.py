@@ -124,7 +124,7 @@ def test_the_float32_form_is_what_onnx_runtime_computes_without_rounding(
     kind: str, tmp_path: Path
 ) -> None:
     FORMATS[kind](right("gpt2", False) / "right.onnx", tmp_path / "m.onnx")
-    (_, content, *_), ids = unrounded(tmp_path / "m.onnx"), np.arange(3, 15)[None]
+    (_, content, _), ids = unrounded(tmp_path / "m.onnx"), np.arange(3, 15)[None]
     positions = np.arange(12)[None]
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": positions}
     options = onnxruntime.SessionOptions()  # optimized, it rounds the activations of products
