@@ -39,10 +39,7 @@ class Sources:
     """
 
     def __init__(
-        self,
-        model: Union[Model, torch.nn.Module],
-        owned: bool = False,
-        how: ReadAs = ReadAs(),
+        self, model: Union[Model, torch.nn.Module], owned: bool = False, how: ReadAs = ReadAs()
     ) -> None:
         self.model, self._owned = as_model(model, how), owned
         self._keep: Keep = in_memory

@@ -105,11 +105,7 @@ class Service:
         return http.failed(status, message)
 
     async def _whole(
-        self,
-        asked: Asked,
-        completion: Completion,
-        request: Request,
-        format: Format,
+        self, asked: Asked, completion: Completion, request: Request, format: Format
     ) -> Response:
         collecting = asyncio.ensure_future(_collected(completion))
         # After the body, the only further message is the disconnection.

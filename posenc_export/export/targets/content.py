@@ -133,11 +133,7 @@ def rows_at_counts(op: Builder, node: RowsAtCounts) -> ir.Value:
 
 
 def rows_at_last_counts(
-    op: Builder,
-    node: RowsAtCounts,
-    append: Append,
-    first: ir.Value,
-    total: ir.Value,
+    op: Builder, node: RowsAtCounts, append: Append, first: ir.Value, total: ir.Value
 ) -> ir.Value:
     """Read rows [B,H,S,R] at the counts of the keys that `append` caches, without counting all of
     them: [B,H,S,T].
