@@ -124,9 +124,10 @@ class Graph(Opened):
             raise refusal("audit", rule, f"{path}: {line}", "give another graph") from None
         self.outputs: List[Value] = [_value(value, {}) for value in session.get_outputs()]
         model = onnx_ir.load(path)
-        sizes, self.unread = _cache_sizes(model), _unread(model)
+        sizes = _cache_sizes(model)
         self.inputs: List[Value] = [_value(value, sizes) for value in session.get_inputs()]
         self.nodes = read(model)
+        self.unread = _unread(self.nodes)
         self.operators = {node.operator for node in self.nodes.walk()}
         self.rounded, self.precision = rounds(self.nodes), _precision(self.nodes, self.outputs)
         if self.rounded.endswith("bits") or self.operators & FEW_BITS:
@@ -193,17 +194,13 @@ def _cache_sizes(model: Any) -> Dict[str, Dict[int, int]]:
     return sizes
 
 
-def _unread(model: Any) -> Set[str]:
+def _unread(graph: Nodes) -> Set[str]:
     """Return the inputs that an Identity makes an output, and that nothing else reads."""
-    return {
-        value.name
-        for value in model.graph.inputs
-        if value.consumers()
-        and all(
-            node.op_type == "Identity" and node.outputs[0].is_graph_output()
-            for node in value.consumers()
-        )
-    }
+    repeated, read = set[str](), set[str]()
+    for node in graph.walk():
+        repeats = node.operator == "Identity" and node.outputs[0] in graph.outputs
+        (repeated if repeats else read).update(node.inputs)
+    return (repeated - read) & graph.inputs.keys()
 
 
 def _precision(graph: Nodes, outputs: List[Value]) -> str:
