@@ -31,24 +31,18 @@ def dtype_of(model: Model) -> str:
 
 def inputs_of(model: Model, signature: str) -> List[Value]:
     """Return the inputs of a graph without states and encoder."""
-    index = Value("logits_index", "int64", (B, R))
-    further = [index] if takes_logits_index(model, signature) else []
-    return [*_read(model), _position_input(model, signature), *further]
-
-
-def _read(model: Model) -> List[Value]:
-    dtype, width = passed(dtype_of(model)), model.config.width
-    ids = Value("input_ids", "int64", (B, S))
     if isinstance(model, AttentionBlock) or not model.config.tokens:
-        return [Value("hidden_states", dtype, (B, S, width))]
-    return [ids, *([Value("token_type_ids", "int64", (B, S))] if has_segments(model) else [])]
-
-
-def _position_input(model: Model, signature: str) -> Value:
-    if signature == "positions":
-        axes: Tuple[Axis, ...] = (1 + model.axes, B, S) if model.axes else (B, S)
-        return Value("position_ids", "int64", axes)
-    return Value("attention_mask", "int64", (B, T if states_of(model, signature, "append") else S))
+        values = [Value("hidden_states", passed(dtype_of(model)), (B, S, model.config.width))]
+    else:
+        names = ["input_ids", *(["token_type_ids"] if has_segments(model) else [])]
+        values = [Value(name, "int64", (B, S)) for name in names]
+    if signature == "mask":
+        columns = T if states_of(model, signature, "append") else S
+        return [*values, Value("attention_mask", "int64", (B, columns))]
+    axes: Tuple[Axis, ...] = (1 + model.axes, B, S) if model.axes else (B, S)
+    values.append(Value("position_ids", "int64", axes))
+    index = Value("logits_index", "int64", (B, R))
+    return [*values, *([index] if takes_logits_index(model, signature) else [])]
 
 
 def outputs_of(model: Model, signature: str) -> List[Value]:
