@@ -206,13 +206,6 @@ def _wide(tokens: np.ndarray) -> np.ndarray:
     return tokens if tokens.dtype == np.int64 else tokens.astype(np.float32)
 
 
-def against(model: Model) -> str:
-    """Return a description of the reference that the eager module is compared with."""
-    if isinstance(model, ReadModule):
-        return "the module itself in float64 on whole sequences"
-    return "its formula in float64"
-
-
 def oracle_cells(
     model: Model, manifest: Manifest, expected: Expected, say: Progress = silent
 ) -> Dict[str, float]:

@@ -10,12 +10,12 @@ import torch
 
 from posenc_export.export import numbers
 from posenc_export.export.describe import Model
-from posenc_export.export.expected import against, conditioned, expected_outputs, oracle_cells
+from posenc_export.export.expected import conditioned, expected_outputs, oracle_cells
 from posenc_export.export.options import ExportOptions
 from posenc_export.export.quantization import samples
 from posenc_export.export.quantization.formats import format_of
-from posenc_export.export.quantization.samples import Sample, default_sample, is_default
-from posenc_export.export.read_module import read_again
+from posenc_export.export.quantization.samples import Sample, default_sample
+from posenc_export.export.read_module import ReadModule, read_again
 from posenc_export.export.sources import Sources, in_dtype
 from posenc_export.export.trace import Source
 from posenc_export.models.config_json import from_json, to_json
@@ -150,11 +150,9 @@ def _source(
 def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, None]) -> Sample:
     """Return the calibration data of the export. Raise ValueError without it or for another."""
     wanted = described.sha256
-    sample = None if calibrate is None else samples.read(calibrate, model)
-    if sample is None and is_default(wanted):
-        sample = default_sample(model)
+    sample = default_sample(model) if calibrate is None else samples.read(calibrate, model)
     if sample is None or sample.sha256 != wanted:
-        got = "none" if sample is None else f"one with {sample.sha256}"
+        got = "none" if sample is None or calibrate is None else f"one with {sample.sha256}"
         rule = f"the calibration data of the export, sha256 {wanted}"
         raise refusal("verify", rule, got, "give its file as calibrate, --calibrate FILE")
     return sample.kept(described.tokens)
@@ -217,7 +215,11 @@ def _certificate(
     exact: Dict[str, float],
     quick: bool = False,
 ) -> Dict[str, Any]:
-    """Return the certificate with the cells of the artefact and those of the oracle."""
+    """Return the certificate with the cells of the artefact and those of the oracle, and what the
+    oracle is.
+    """
     measured.cells |= exact
     content = certificate_of(ran, accuracy, measured, quick)
-    return {**content, "against": against(model)}
+    read = isinstance(model, ReadModule)
+    own = "the module itself in float64 on whole sequences" if read else "its formula in float64"
+    return {**content, "against": own}

@@ -181,11 +181,6 @@ def default_sample(model: Model) -> Optional[Sample]:
     return sample if len(sample.windows) else None
 
 
-def is_default(digest: str) -> bool:
-    """Whether a digest is that of the calibration data of the package."""
-    return digest == hashlib.sha256(CALIBRATION.read_bytes()).hexdigest()
-
-
 def reads_text(model: Model) -> bool:
     """Whether a model predicts the next token of a text."""
     manifest = eager(model)[1]
