@@ -20,8 +20,6 @@ from typing import (
     Optional,
     Sequence,
     Tuple,
-    Type,
-    TypeVar,
 )
 
 import numpy as np
@@ -44,7 +42,6 @@ from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.shared.numerics import HEADROOM
 from posenc_export.shared.progress import Progress, Steps, silent
 
-Part = TypeVar("Part", torch.nn.Linear, torch.nn.Embedding)
 aten = torch.ops.aten
 LINEAR = {torch.nn.functional.linear, aten.linear, aten.linear.default}
 TABLE = {torch.nn.functional.embedding, aten.embedding, aten.embedding.default}
@@ -88,10 +85,9 @@ def weights_of(model: Model) -> RoundedWeights:
         linear, *others = map(model.by_name, (of.linear, of.tables, of.experts, of.of_units()))
         layers = {name.removesuffix(".weight"): weight for name, weight in linear.items()}
         return RoundedWeights(layers, *([*found.values()] for found in others))
-    plain = {name: part.weight for name, part in _parts(model, torch.nn.Linear)}
-    tables = [table.weight for _, table in _parts(model, torch.nn.Embedding)]
+    plain, tables = (_weights(model, kind) for kind in (torch.nn.Linear, torch.nn.Embedding))
     mlps = [part for part in model.modules() if isinstance(part, (Gated, Plain))]
-    return RoundedWeights(plain, tables, [], [part.down.weight for part in mlps])
+    return RoundedWeights(plain, [*tables.values()], [], [part.down.weight for part in mlps])
 
 
 def with_same_input(model: Model) -> Dict[str, str]:
@@ -106,12 +102,12 @@ def with_same_input(model: Model) -> Dict[str, str]:
     return {f"{name}.up": f"{name}.gate" for name in gated}
 
 
-def _parts(model: Model, kind: Type[Part]) -> List[tuple[str, Part]]:
-    """Return the modules of a class by name, without encodings, which stay in float32."""
+def _weights(model: Model, kind: type) -> Dict[str, Any]:
+    """Return the weights of modules of a class by name, without encodings, which stay float32."""
     encodings = [part for part in model.modules() if isinstance(part, PositionEncoding)]
-    inside = {id(part) for encoding in encodings for part in encoding.modules()}
-    outside = ((name, part) for name, part in model.named_modules() if id(part) not in inside)
-    return [(name, part) for name, part in outside if isinstance(part, kind)]
+    inside = {part for encoding in encodings for part in encoding.modules()}
+    outside = [(name, part) for name, part in model.named_modules() if part not in inside]
+    return {name: part.weight for name, part in outside if isinstance(part, kind)}
 
 
 class Watching(TorchFunctionMode):
