@@ -370,14 +370,15 @@ class Auditor:
 
     def _ignores_positions(self) -> bool:
         """Return whether position_ids in reverse give the same outputs."""
-        session, rows = self.session(), self.interface.batch or 1
-        if "position_ids" not in session.interface.inputs:
+        if "position_ids" not in self.interface.inputs:
             return False
-        name, run = session.interface.inputs["position_ids"].name, session.run
-        session.run = lambda feeds: run({**feeds, name: feeds[name][..., ::-1].copy()})
+        session, name = self.session(), self.interface.inputs["position_ids"].name
+        turned = ForeignSession(
+            lambda f: session.run({**f, name: f[name][..., ::-1].copy()}), session.interface
+        )
         with contextlib.suppress(GraphError, NotPossible):
-            tokens, outputs = self._full_pass(rows, SHORT)
-            other = session.prefill(tokens)[..., :-TAGS]
+            tokens, outputs = self._full_pass(self.interface.batch or 1, SHORT)
+            other = turned.prefill(tokens)[..., :-TAGS]
             return tokens.shape[1] > 1 and np.array_equal(outputs, other)
         return False
 
