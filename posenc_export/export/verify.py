@@ -3,7 +3,7 @@ module with the float64 oracle.
 """
 
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Union
 
 import msgspec
 import torch
@@ -44,31 +44,24 @@ from posenc_export.shared.refusal import refusal
 class VerificationError(Exception):
     """Raised when an artefact does not agree with its module.
 
-    Args:
+    Attributes:
         certificate: the measured errors, in the form of the manifest.
-        own: class names of encodings from outside the package, by name; if the worst cell compares
-            with an oracle, they are named.
     """
 
-    def __init__(
-        self, certificate: Dict[str, Any], own: Optional[Mapping[str, str]] = None
-    ) -> None:
-        super().__init__(f"verify: {_failure(certificate, own or {})}")
-        self.certificate, self.own = certificate, own
-
-    def __reduce__(self) -> Tuple[Any, ...]:
-        """Pickle the certificate, so that the error can be passed between processes."""
-        return VerificationError, (self.certificate, self.own)
+    certificate: Dict[str, Any]
 
 
-def _failure(certificate: Dict[str, Any], own: Mapping[str, str]) -> str:
-    """Return what a certificate shows to be wrong: the first failed check, or the worst cell."""
-    for name, failure in failed_checks(certificate).items():
-        return f"expected check '{name}' to pass, got {failure}; do not deploy"
+def failure(certificate: Dict[str, Any], own: Mapping[str, str]) -> str:
+    """Return what a certificate shows to be wrong: the first failed check, or the worst cell, and
+    the first that failed. own: class names of encodings from outside the package, by name; if the
+    worst cell compares with an oracle, they are named.
+    """
+    for name, reason in failed_checks(certificate).items():
+        return f"expected check '{name}' to pass, got {reason}; do not deploy"
     cells = certificate["cells"].items()
     failed = [name for name, error in cells if not error <= bound_of(certificate, name)]
     worst = worst_cell(certificate)
-    more = f", the worst of {len(failed)} cells" if len(failed) > 1 else ""
+    more = f", the worst of {len(failed)} cells from '{failed[0]}' on" if len(failed) > 1 else ""
     got = f"{format_cell(certificate, worst)} at '{worst}'{more}"
     remedy = "do not deploy"
     if own and "oracle" in worst:
@@ -195,7 +188,9 @@ def check_written(
         certificate = _certificate(loaded, model, accuracy, measured, exact, options.quick)
     if not certificate["passed"]:
         outside = {one.built[0]: type(one).__name__ for one in foreign_encodings(model)}
-        raise VerificationError(certificate, outside)
+        error = VerificationError(f"verify: {failure(certificate, outside)}")
+        error.certificate = certificate
+        raise error
     assert manifest.reference is not None
     bounds = {"tolerance": accuracy.tolerance, "float32": accuracy.float32}
     reference = msgspec.structs.replace(manifest.reference, **bounds)
