@@ -102,11 +102,11 @@ def with_same_input(model: Model) -> Dict[str, str]:
     return {f"{name}.up": f"{name}.gate" for name in gated}
 
 
-def _weights(model: Model, kind: type) -> Dict[str, Any]:
+def _weights(model: Model, kind: Any) -> Dict[str, Any]:
     """Return the weights of modules of a class by name, without encodings, which stay float32."""
     encodings = [part for part in model.modules() if isinstance(part, PositionEncoding)]
     inside = {part for encoding in encodings for part in encoding.modules()}
-    outside: Any = [(name, part) for name, part in model.named_modules() if part not in inside]
+    outside = [(name, part) for name, part in model.named_modules() if part not in inside]
     return {name: part.weight for name, part in outside if isinstance(part, kind)}
 
 
