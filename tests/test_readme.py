@@ -123,11 +123,7 @@ def test_every_block_runs_from_the_top_and_prints_what_is_shown(
     monkeypatch.setenv(files.CACHE, str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # which an export sets in its process
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    for name, value in (
-        ("WORKING_SETS", (1 << 16,)),
-        ("DURATION", 0.001),
-        ("TIMES", 1),
-    ):
+    for name, value in (("WORKING_SETS", (1 << 16,)), ("DURATION", 0.001), ("TIMES", 1)):
         monkeypatch.setattr(machine, name, value)
     monkeypatch.setattr(
         workers, "COMMAND", [sys.executable, str(TOP / "tests/benchmark/fake_worker.py")]

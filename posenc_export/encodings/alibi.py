@@ -43,11 +43,7 @@ class ALiBi(PositionEncoding):
         return "-abs(q - k)"
 
     def __init__(
-        self,
-        geometry: Geometry,
-        max_bias: float = 8.0,
-        scale: float = 1.0,
-        heads: int = 0,
+        self, geometry: Geometry, max_bias: float = 8.0, scale: float = 1.0, heads: int = 0
     ) -> None:
         super().__init__()
         if not 0 <= heads <= geometry.heads:

@@ -63,11 +63,7 @@ class Attention(torch.nn.Module):
         return [*caches, *self.encoding.layer_states()]
 
     def forward(
-        self,
-        x: Tensor,
-        places: TokenPlaces,
-        mask: Tensor,
-        states: List[Tensor],
+        self, x: Tensor, places: TokenPlaces, mask: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S,E], mask [B,1 or H,S,T], states to [B,S,E], new states."""
         q, k, v = self.projection(x)  # [B,S,H*D], [B,S,K*D], [B,S,K*D]
@@ -166,11 +162,7 @@ class LinearAttention(Attention):
         return [StateSpec(name, size, dtype="float32") for name, size in sizes.items()]
 
     def forward(
-        self,
-        x: Tensor,
-        places: TokenPlaces,
-        mask: Tensor,
-        states: List[Tensor],
+        self, x: Tensor, places: TokenPlaces, mask: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """Shapes as Attention.forward. The mask is not used."""
         positions = places.positions

@@ -50,11 +50,7 @@ class Layer(torch.nn.Module):
         self.mlp = build("mlp", kind.mlp, width)
 
     def forward(
-        self,
-        x: Tensor,
-        places: TokenPlaces,
-        mask: Tensor,
-        states: List[Tensor],
+        self, x: Tensor, places: TokenPlaces, mask: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """Shapes as Attention.forward."""
         normed = self.residual.attention_input(x)

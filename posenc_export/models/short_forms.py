@@ -119,11 +119,7 @@ def decoder_config(
 
 
 def encoder_config(
-    vocabulary: int,
-    layers: int,
-    hidden: int,
-    block: config.BlockConfig,
-    epsilon: float = 1e-12,
+    vocabulary: int, layers: int, hidden: int, block: config.BlockConfig, epsilon: float = 1e-12
 ) -> config.StackConfig:
     """Describe an encoder like BERT without token types: post-norm layers with GELU and biases
     (Devlin et al. 2018).

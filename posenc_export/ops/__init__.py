@@ -30,12 +30,7 @@ from posenc_export.ops.caches import (  # noqa: F401
 from posenc_export.ops.experts import weighted_experts  # noqa: F401
 from posenc_export.ops.layers import layer  # noqa: F401
 from posenc_export.ops.recurrence import gated_delta  # noqa: F401
-from posenc_export.ops.rotations import (  # noqa: F401
-    apply_rotation,
-    reduced_angle,
-    rotate_both,
-    rotate_pairs,
-)
+from posenc_export.ops.rotations import apply_rotation, reduced_angle, rotate_both, rotate_pairs  # noqa: F401
 from posenc_export.ops.scores import (  # noqa: F401
     collect_by_distance,
     distances,

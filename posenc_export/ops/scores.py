@@ -60,10 +60,7 @@ def layers_of_ratio(
 
 
 def pick(
-    rows: Optional[Tensor],
-    index: Tensor,
-    key_rows: Optional[Tensor] = None,
-    factor: float = 1.0,
+    rows: Optional[Tensor], index: Tensor, key_rows: Optional[Tensor] = None, factor: float = 1.0
 ) -> Tensor:
     """Gather entries index [B,1 or H,S,T] int64 of the last axis of rows [B,H,S,R] of queries, and
     add `factor` times those of key_rows [B,H,T,R] of keys: [B,H,S,T]. Either rows may be absent.

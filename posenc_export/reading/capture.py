@@ -184,10 +184,7 @@ def _half_precision(module: nn.Module) -> str:
 
 
 def _one_tensor(
-    plain: OneTensor,
-    forms: Sequence[Tuple[int, ...]],
-    output: Union[None, int, str],
-    x: Tensor,
+    plain: OneTensor, forms: Sequence[Tuple[int, ...]], output: Union[None, int, str], x: Tensor
 ) -> OneTensor:
     """Return the module with the place of its output, found in a call whose number of rows differs
     from that of tokens. forms: values to try for OneTensor.before.

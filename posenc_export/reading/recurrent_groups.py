@@ -6,20 +6,7 @@ S = e^g S + r k (v - S^T k)^T, or S = e^g S + k v^T without rates; y = S^T q.
 import functools
 import itertools
 import math
-from typing import (
-    Any,
-    Callable,
-    Collection,
-    Dict,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    Union,
-)
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor, library, nn
@@ -238,9 +225,9 @@ class Form(NamedTuple):
     decay: str
     scan: bool
     added: Optional[int] = None
-    constant: Union[None, int, float] = None
+    constant: Optional[float] = None
     factor: float = 1.0
-    kept: Union[None, int, float] = None
+    kept: Optional[float] = None
     weight: Optional[int] = None
 
 
@@ -304,7 +291,7 @@ class _Roles:
         try:
             if form.decay == "constant" and form.kept is None:
                 form = self._with_constants(form)
-            got = run(*self._operands(form, self.of, self.fixed.values(), _call))
+            got = run(*self._operands(form, self.of, list(self.fixed.values()), _call))
         except (RuntimeError, IndexError, ValueError):  # of other shapes
             return None
         if got.numel() != y.numel():
@@ -322,7 +309,7 @@ class _Roles:
         return form if same else form._replace(factor=factor)
 
     @functools.lru_cache(maxsize=None)  # noqa: B019 - lives as long as a trace is cut
-    def _scale(self, place: int) -> Tuple[Tensor, Union[None, int, float]]:
+    def _scale(self, place: int) -> Tuple[Tensor, Optional[float]]:
         """Return the factor of an entry that is added to the output, from a run where other entries
         are 0: as numbers, and as the index of an equal constant, or one number; None for neither.
         """
@@ -350,7 +337,7 @@ class _Roles:
         kept, weight = self._constant(form, second / first), self._constant(form, first)
         return form._replace(kept=kept, weight=weight if isinstance(weight, int) else None)
 
-    def _constant(self, form: Form, numbers: Tensor) -> Union[int, float]:
+    def _constant(self, form: Form, numbers: Tensor) -> float:
         """Return the index of a fixed value with these numbers of all heads, or the one number."""
         for place, t in enumerate(self.fixed.values()):
             if isinstance(t, Tensor) and near(self._by_head(t, form, _call), numbers):
@@ -366,12 +353,8 @@ class _Roles:
             fixed = op(aten.expand.default, fixed, list(shape))
         return op(aten.flatten.using_ints, fixed)
 
-    def _operands(
-        self, form: Form, of: Sequence[Any], fixed: Collection[Any], op: Any
-    ) -> List[Any]:
-        """Return the arguments of `run`, from entries and fixed values.
-        op: calls operators of aten.
-        """
+    def _operands(self, form: Form, of: Sequence[Any], fixed: Sequence[Any], op: Any) -> List[Any]:
+        """Return the arguments of `run`, from entries and fixed values. op: calls operators."""
         given = {name: of[place] for name, place in form.roles.items()}
         k, axes = given["k"], {name: self.of[p].dim() for name, p in form.roles.items()}
         heads = self.of[form.roles["k"]].shape[2:]
@@ -399,10 +382,10 @@ class _Roles:
             elif axes[name] > 3:
                 given[name] = op(aten.flatten.using_ints, given[name], 2, -1)
         if isinstance(form.kept, int):
-            kept = self._by_head(list(fixed)[form.kept], form, op)
+            kept = self._by_head(fixed[form.kept], form, op)
             given["decay"] = op(aten.log.default, op(aten.to.dtype, kept, torch.float64))
         if form.weight is not None:
-            weight = self._by_head(list(fixed)[form.weight], form, op)
+            weight = self._by_head(fixed[form.weight], form, op)
             given["k"] = op(aten.mul.Tensor, given["k"], op(aten.unsqueeze.default, weight, 1))
         return [*map(given.get, ROLES), form.kept if isinstance(form.kept, float) else 1.0]
 
@@ -413,7 +396,8 @@ class _Roles:
             graph.call_function(aten.permute.default, (entry, _order(t.dim(), axes)))
             for entry, t, axes in zip(entries, self.given, self.axes[1:], strict=True)
         ]
-        operands = self._operands(form, of, self.fixed, lambda op, *a: graph.call_function(op, a))
+        fixed: Any = list(self.fixed)
+        operands = self._operands(form, of, fixed, lambda op, *a: graph.call_function(op, a))
         y = graph.call_function(RUN, tuple(operands))
         y.meta = dict(end.meta)
         if form.factor != 1.0:
@@ -421,9 +405,8 @@ class _Roles:
         if form.scan or self.y.dim() != 4:
             y = graph.call_function(aten.reshape.default, (y, list(self.y.shape)))
         if form.added is not None:
-            constant: Any = form.constant
-            if isinstance(constant, int):
-                constant = list(self.fixed)[constant]
+            constant = form.constant
+            constant = fixed[constant] if isinstance(constant, int) else constant
             more = graph.call_function(aten.mul.Tensor, (of[form.added], constant))
             y = graph.call_function(aten.add.Tensor, (y, more))
         order = _order(self.y.dim(), self.axes[0])

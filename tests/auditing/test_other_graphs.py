@@ -26,9 +26,7 @@ def test_a_program_of_torch_export_is_audited(tmp_path: Path) -> None:
     ids, positions = torch.randint(3, 61, (2, 9)), torch.arange(9).expand(2, 9).clone()
     axes = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     exported = torch.export.export(
-        Wrapper(model),
-        (ids, torch.ones_like(ids), positions),
-        dynamic_shapes=(axes, axes, axes),
+        Wrapper(model), (ids, torch.ones_like(ids), positions), dynamic_shapes=(axes, axes, axes)
     )
     torch.export.save(exported, tmp_path / "model.pt2")
     result = audit(tmp_path / "model.pt2", tmp_path / "checkpoint", quick=True)
@@ -113,10 +111,7 @@ class Stacked(torch.nn.Module):
                 return pair
 
         logits = self.model(
-            input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            cache=Static(),
+            input_ids, attention_mask=attention_mask, position_ids=position_ids, cache=Static()
         ).logits
         return logits, torch.stack(written)
 

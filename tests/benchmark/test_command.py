@@ -92,9 +92,7 @@ def test_a_missing_matplotlib_names_the_extra(asked, capsys, tmp_path, monkeypat
     assert "pip install 'posenc-export[report]'" in capsys.readouterr().err and asked == []
 
 
-REFUSED = [
-    (["-o", "."], "got ., which is no file"),
-]
+REFUSED = [(["-o", "."], "got ., which is no file")]
 
 
 @pytest.mark.parametrize(("given", "rule"), REFUSED)

@@ -156,10 +156,7 @@ DUAL_CHUNK = ([0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 10], [10] * 6)
 
 def test_dual_chunk_has_the_published_distances_and_the_temperature_of_vllm() -> None:
     sizes = {"chunk_size": 10, "local_size": 4, "original_max_positions": 20}
-    ours: Any = encodings.build(
-        {"name": "dual_chunk", **sizes},
-        encodings.Geometry(64, 4, 16, 64),
-    )
+    ours: Any = encodings.build({"name": "dual_chunk", **sizes}, encodings.Geometry(64, 4, 16, 64))
     q, k, v = torch.randn(3, 1, 40, 4, 16, generator=torch.Generator().manual_seed(1))
     places, mask = torch.arange(40)[None], torch.full((1, 1, 40, 40), -torch.inf).triu(1)
     of_q, of_k = ours.rotate(q, k, places)

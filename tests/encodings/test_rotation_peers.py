@@ -211,8 +211,7 @@ def test_a_temperature_with_first_0_and_a_rotation_match_ministral_3() -> None:
     ours = encodings.build_all([temperature, rotation], geometry)
     assert _differ(ours, x, places, theirs) <= 1
     assert torch.equal(
-        ours.rotate(x, x, places)[1],
-        encodings.build(rotation, geometry).rotate(x, x, places)[1],
+        ours.rotate(x, x, places)[1], encodings.build(rotation, geometry).rotate(x, x, places)[1]
     )
 
 

@@ -113,10 +113,7 @@ def test_a_row_that_sees_no_key_is_finite_and_other_rows_are_correct(
 WITH_CACHE = [name for name in NUMBERS if "causal" in REGISTRY[name].works_in]
 
 
-@pytest.mark.parametrize(
-    ("variant", "target"),
-    _each(WITH_CACHE, ("onnx",)),
-)
+@pytest.mark.parametrize(("variant", "target"), _each(WITH_CACHE, ("onnx",)))
 def test_a_cache_may_have_more_columns_than_there_are_positions(
     variant: str, target: str, tmp_path: Path
 ) -> None:

@@ -112,8 +112,7 @@ GROUPS = {name: " ".join(case["spec"][:2]) for name, case in FOUND.items()}
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.xdist_group(GROUPS[name])) for name in FOUND],
+    "name", [pytest.param(name, marks=pytest.mark.xdist_group(GROUPS[name])) for name in FOUND]
 )
 def test_what_was_found_once_stays_mended(name: str) -> None:
     result = FOUND[name]

@@ -114,18 +114,12 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}
 PACKED = functools.partial(_of_groups, "pack-quantized", type="int")
 CASES: Dict[str, Tuple[Dict[str, Any], Callable[[int], Made]]] = {
     "GPTQ": ({**GPTQ, "group_size": GROUP}, _gptq),
-    "GPTQ in 8 bits": (
-        {**GPTQ, "bits": 8, "group_size": GROUP},
-        functools.partial(_gptq, bits=8),
-    ),
+    "GPTQ in 8 bits": ({**GPTQ, "bits": 8, "group_size": GROUP}, functools.partial(_gptq, bits=8)),
     "GPTQ, second version": (
         {**GPTQ, "checkpoint_format": "gptq_v2"},
         functools.partial(_gptq, less=0),
     ),
-    "GPTQ in another order": (
-        {**GPTQ, "desc_act": True},
-        functools.partial(_gptq, shuffled=True),
-    ),
+    "GPTQ in another order": ({**GPTQ, "desc_act": True}, functools.partial(_gptq, shuffled=True)),
     "AWQ": (AWQ, _awq),
     "packed": (PACKED(num_bits=4), _pack_quantized),
     "packed with zeros": (

@@ -21,9 +21,7 @@ def _described(monkeypatch: pytest.MonkeyPatch, url: str) -> Dict[str, Any]:
     return given
 
 
-def test_links_are_absolute_and_name_files_of_the_tree(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_links_are_absolute_and_name_files_of_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     links = re.findall(r"\]\(([^)]*)\)", _described(monkeypatch, f"{ADDRESS}/")["long_description"])
     own = [link for link in links if link.startswith(ADDRESS)]
     assert own and not [link for link in links if not re.match("https?:", link)]

@@ -105,11 +105,7 @@ def test_calls_with_coordinates_give_what_the_module_gives(
 @pytest.mark.parametrize(
     ("module", "how", "said"),
     [
-        (
-            Seeing(summed),
-            {},
-            "reads coordinates of tokens, and turns no heads by one",
-        ),
+        (Seeing(summed), {}, "reads coordinates of tokens, and turns no heads by one"),
         (Seeing(row_alone=True), {}, "reads coordinates of tokens"),
         (Seeing(), {"positions": None}, "expected positions to name an argument for 3 axes"),
         (Seeing(), {"axes": 9}, "expected axes of 0 to 8, got 9"),

@@ -91,10 +91,7 @@ def test_requests_of_different_users_share_nothing(models: Dict[str, Model]) -> 
         gathered.engine.submit([Request(COMMON, 2, sharing=user)])
     gathered.engine.close()
     assert gathered.engine.batch.prefixes is not None
-    assert (
-        gathered.engine.batch.prefixes.hits,
-        gathered.engine.batch.prefixes.used,
-    ) == (1, 9)
+    assert (gathered.engine.batch.prefixes.hits, gathered.engine.batch.prefixes.used) == (1, 9)
 
 
 @pytest.mark.exhaustive  # its export takes seconds

@@ -16,12 +16,7 @@ from posenc_export.runtime import verify
 from posenc_export.runtime.artefact.manifest import Calibration
 from posenc_export.runtime.artefact.records import Reference, Weights
 from posenc_export.runtime.verification import proof
-from posenc_export.shared.numerics import (
-    LIMIT,
-    Errors,
-    cell_error,
-    rounding_tolerance,
-)
+from posenc_export.shared.numerics import LIMIT, Errors, cell_error, rounding_tolerance
 from tests.tiny import block, decoder
 from tests.traces import sources
 

@@ -22,10 +22,7 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
         "near": visibility.BidirectionalWindow,
     },
     "mlp": {"plain": Plain, "gated": Gated},
-    "residual": {
-        "pre": residuals.PreNorm,
-        "post": residuals.PostNorm,
-    },
+    "residual": {"pre": residuals.PreNorm, "post": residuals.PostNorm},
 }
 
 

@@ -150,11 +150,7 @@ def _opened(
     settings = {**settings, "enable_cuda_graph": "1"} if captures else settings
     try:
         session = onnxruntime.InferenceSession(
-            model,
-            options,
-            [(name, settings)],
-            enable_fallback=0,
-            disabled_optimizers=disabled,
+            model, options, [(name, settings)], enable_fallback=0, disabled_optimizers=disabled
         )
     except load_errors() as error:
         if not captures:

@@ -203,9 +203,7 @@ def test_caches_of_8_bits_and_weights_of_4_pass_the_grid(tmp_path: Path) -> None
 
 
 @built
-def test_caches_in_float16_pass_the_grid_within_the_bound_of_their_rounding(
-    tmp_path: Path,
-) -> None:
+def test_caches_in_float16_pass_the_grid_within_the_bound_of_their_rounding(tmp_path: Path) -> None:
     for variant in ("rope", "fox"):
         config = decoder_config(256, 1, 96, block(variant))
         how = {"cache": "float16", "verify": "quick"}

@@ -8,11 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.export.describe import describe
-from posenc_export.export.targets.torch_files import (
-    _merge_equal_nodes,
-    laid_out,
-    write_torchscript,
-)
+from posenc_export.export.targets.torch_files import _merge_equal_nodes, laid_out, write_torchscript
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.graphs.torch_graph import read_program
 from tests.tiny import block, decoder

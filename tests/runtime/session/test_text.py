@@ -93,9 +93,7 @@ def test_a_turn_that_is_refused_adds_no_message(model: Model) -> None:
     assert chat.messages == before
 
 
-def test_the_command_gives_the_same_text_with_lookup(
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_the_command_gives_the_same_text_with_lookup(capsys: pytest.CaptureFixture) -> None:
     folder, answers = str(artefact("ort")), []
     command = ["generate", folder, "--prompt", "def f(x): def f(x):", "--max-tokens", "20"]
     for speculate in ([], ["--speculate", "lookup"]):

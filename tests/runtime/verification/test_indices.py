@@ -441,8 +441,7 @@ def test_a_mask_of_a_layer_that_declares_nothing_is_a_failure(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "config",
-    [{"attention": "both"}, {"order": ["global"], "layers": {}}, {"order": 3}],
+    "config", [{"attention": "both"}, {"order": ["global"], "layers": {}}, {"order": 3}]
 )
 def test_a_config_that_describes_no_model_is_refused(config: Any) -> None:
     manifest = cast(Manifest, SimpleNamespace(config=config))
