@@ -78,11 +78,10 @@ def _pairs_interleaved(module: Any) -> Iterator[None]:
         kept = {name: getattr(node, name) for name in ("cos", "sin", "x")}
         return SimpleNamespace(**kept, interleaved=not node.interleaved)
 
-    def of_native(nodes: Any, *_: Any) -> Any:
+    def of_both(nodes: Any, *_: Any) -> Any:
         return nodes and (turned(nodes[0]), turned(nodes[1]), nodes[2])
 
-    by_slot = _results(cached_attention, "rotation_by_slot", lambda node, *_: node and turned(node))
-    with by_slot(module), _results(cached_attention, "_rotation", of_native)(module):
+    with _results(cached_attention, "_rotation", of_both)(module):
         yield
 
 

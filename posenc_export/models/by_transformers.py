@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import itertools
 import re
+import warnings
 from typing import (
     Any,
     Dict,
@@ -522,7 +523,8 @@ def _calls(rule: str) -> Iterator[None]:
     logging.disable_progress_bar()
     errors = (ImportError, OSError, StrictDataclassError)
     try:
-        with explained(f"{WHERE}: expected {rule}", BELONGS, *errors):
+        with explained(f"{WHERE}: expected {rule}", BELONGS, *errors), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as torch's of weights without numbers
             yield
     finally:
         constants.HF_HUB_OFFLINE = online

@@ -53,7 +53,7 @@ POOLING_KEYS = {*OLDER, *SIZES, "pooling_mode", "include_prompt"}
 ACTIVATIONS = ("Tanh", "ReLU", "GELU", "SiLU", "Identity")
 EMBEDDING = "sentence_embedding"
 WHERE, AGAIN, ANOTHER = "sentence-transformers", "download the folder again", "export another model"
-Length = Annotated[int, Meta(ge=1)]
+Length = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
 # Keys of all files that are not read, with the values that change no embedding.
 UNREAD: Dict[str, Sequence[Any]] = {
