@@ -114,7 +114,7 @@ def loops_over_tokens(plain: OneTensor, x: Tensor, most: int) -> bool:
     """Return whether a module calls more operators for more tokens, tried with few tokens."""
     counts = []
     for length in FEW:
-        with _Counted() as counted, torch.no_grad():
+        with _Counted() as counted:
             try:
                 plain.copied().of(of_length(x[:1], min(length, most)))
             except Exception:  # whatever forward raises; the trace shows why

@@ -218,7 +218,8 @@ def exported(plain: OneTensor, x: Tensor, most: int) -> Tuple[ExportedProgram, L
     """
     first: Optional[Refused] = None
     said = ""
-    loops = loops_over_tokens(plain, x, most)
+    with quiet():
+        loops = loops_over_tokens(plain, x, most)
     longest = min(most - 1, LOOP) if loops else most - 1
     for used in WAYS:
         if not all(any(word in said for word in FOR.get(remedy, ("",))) for remedy in used):
