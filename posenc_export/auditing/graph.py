@@ -210,4 +210,4 @@ def _precision(graph: Nodes, outputs: List[Value]) -> str:
         sizes[constant.element] += math.prod(constant.shape)
     largest = [element for element, _ in sizes.most_common(1)]
     kinds = (*largest, *(value.dtype for value in outputs))
-    return next((dtype for dtype in HALVES if dtype in kinds), "float32")
+    return next((kind for kind in kinds if kind in HALVES), "float32")

@@ -316,11 +316,7 @@ class _Roles:
         zeros = [torch.zeros_like(t) for t in self.given]
         zeros[place] = torch.ones_like(zeros[place])
         scale = self.computed(zeros).movedim(self.axes[0], (0, 1))
-        fixed = list(self.fixed.values())
-        places = [p for p, t in enumerate(fixed) if isinstance(t, Tensor) and _fits(t, scale)]
-        first = scale.flatten()[0]
-        one = float(first) if near(first.expand(scale.shape), scale) else None
-        return scale, places[0] if places else one
+        return scale, self._constant(lambda t: _fits(t, scale), scale)
 
     def _with_constants(self, form: Form) -> Form:
         """Return a form with the factors of states and keys, from a run with the first key alone.
@@ -334,17 +330,24 @@ class _Roles:
         plain = run(*self._operands(form, of, (), _call))
         ratio = self.computed(given).movedim(self.axes[0], (0, 1)).reshape(plain.shape) / plain
         first, second = ratio[0, :2, :, 0]
-        kept, weight = self._constant(form, second / first), self._constant(form, first)
+
+        def constant(x: Tensor) -> Optional[float]:
+            return self._constant(lambda t: near(self._by_head(t, form, _call), x), x)
+
+        kept, weight = constant(second / first), constant(first)
+        if kept is None or weight is None:
+            raise ValueError("no constant factors")
         return form._replace(kept=kept, weight=weight if isinstance(weight, int) else None)
 
-    def _constant(self, form: Form, numbers: Tensor) -> float:
-        """Return the index of a fixed value with these numbers of all heads, or the one number."""
-        for place, t in enumerate(self.fixed.values()):
-            if isinstance(t, Tensor) and near(self._by_head(t, form, _call), numbers):
-                return place
-        if not near(numbers[:1].expand(numbers.shape), numbers):
-            raise ValueError("no factor that is constant")
-        return float(numbers[0])
+    def _constant(self, equals: Callable[[Tensor], bool], numbers: Tensor) -> Optional[float]:
+        """Return the index of the first fixed value that equals numbers, or the one number that
+        they all are; None for neither.
+        """
+        fixed = enumerate(self.fixed.values())
+        places = [place for place, t in fixed if isinstance(t, Tensor) and equals(t)]
+        first = numbers.flatten()[0]
+        one = float(first) if near(first.expand(numbers.shape), numbers) else None
+        return places[0] if places else one
 
     def _by_head(self, fixed: Any, form: Form, op: Any) -> Any:
         """Return the numbers of a fixed value, which may have the last axes of all heads alone."""

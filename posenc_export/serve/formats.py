@@ -130,7 +130,7 @@ class ChatRequest(SamplingRequest):
         le=MOST_LOGPROBS,
         description="Number of most probable tokens with each token; needs logprobs.",
     )
-    response_format: Optional[Dict[Literal["type"], Literal["text"]]] = None
+    response_format: Optional[Dict[Literal["type"], Literal["text"]]] = Field(None, min_length=1)
     chat_template_kwargs: Dict[str, Any] = Field(
         {}, description="Further values for the chat template, by names that it reads."
     )

@@ -319,11 +319,8 @@ class Session:
         count, extent = 1 << (rows - 1).bit_length(), caches.fitting(tokens)
         fits = rows <= caches.rows and extent <= caches.extent
         if caches.lazy:  # `trim` leaves up to INITIAL_SLOTS slots of a row
-            count, extent, fits = (
-                rows,
-                tokens + INITIAL_SLOTS,
-                rows <= max(caches.rows, caches.fewest_rows),
-            )
+            count, extent = rows, tokens + INITIAL_SLOTS
+            fits = rows <= max(caches.rows, caches.fewest_rows)
         elif fits:
             return now
         states = self.manifest.states

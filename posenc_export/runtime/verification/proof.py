@@ -88,10 +88,12 @@ def default_accuracy(reference: Reference) -> Accuracy:
 def as_exported(accuracy: Accuracy, ran: Union[Session, Model]) -> Accuracy:
     """Return the accuracy of an artefact as exported. On the CPU, outputs of activations or caches
     in few bits only have to be finite: the kernels that round them have contracts (conformance/).
-    So do those of experts in half precision: an input that is rounded may choose other ones.
+    So do those of experts, which only ort-cuda has in half precision: an input that is rounded may
+    choose other ones.
     """
-    chooses = not CHOICES.isdisjoint(ran.manifest.operators)
-    few = ran.provider == "cpu" and (ran.manifest.dtype == "float32" or chooses)
+    manifest = ran.manifest
+    chooses = manifest.target == "ort-cuda" and not CHOICES.isdisjoint(manifest.operators)
+    few = ran.provider == "cpu" and (manifest.dtype == "float32" or chooses)
     return Accuracy(certificates.FINITE) if few else accuracy
 
 
