@@ -1,19 +1,24 @@
 """Whether a module is a function of each token and those before, by numbers on the module."""
 
-from typing import List, Sequence, Set, Tuple
+import bisect
+from typing import Any, Collection, List, Mapping, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
-from posenc_export.reading.axes import same
-from posenc_export.reading.refused import joined, line_of, operator_of
+from posenc_export.reading.axes import Counts, Roles, factors, kinds, same, split
+from posenc_export.reading.refused import joined, line_of, operator_of, refuse
+from posenc_export.reading.steps import Cut, Running, Step, Window
+from posenc_export.reading.values import Values, depending
 from posenc_export.reading.whole import Capture, of_length
 
 LONGEST = 256  # tokens of a probe
 MOST_TOKENS = 2**16  # of a batch at a number that rows are compared with
 LONGEST_EDGE = 4096  # of one at a number that a length is compared with
 WORK = 1e11  # weights times tokens of such a probe; others together take about as much
+NO_WEIGHT = 1e-27  # a factor of a value that is nothing in sums, also in float64
+FADED = -64  # a score whose exponential is nothing in sums
 
 
 def difference(a: Tensor, b: Tensor) -> float:
@@ -100,6 +105,66 @@ def _later_tokens(capture: Capture, x: Tensor) -> List[str]:
             )
             break
     return found
+
+
+def refuse_seen_later_keys(values: Values, steps: Mapping[Node, Step]) -> None:
+    """Refuse a trace whose output depends on numbers of later keys, however rare the tokens are
+    that show it. The trace is run again with other numbers at pairs of a query and a later key,
+    all of them and the first ones alone; a causal mask, before or after, hides these.
+
+    Args:
+        steps: of the nodes that depend on tokens.
+    """
+    pairs = [
+        node
+        for node, step in steps.items()
+        if isinstance(step.roles, tuple) and {"B", "Q", "K"} <= set(kinds(step.roles))
+    ]
+    of_order = [n for n in values.nodes if isinstance(steps.get(n), (Cut, Running, Window))]
+    of_order += [n for n, kind in values.kind.items() if kind == "length"]
+    ordered = depending(values.graph, of_order)  # others cannot hide a later key
+
+    def differs(changed: Collection[Node]) -> bool:
+        def with_others(node: Node, x: Any) -> Any:
+            if node not in changed:
+                return x
+            return _with_others(x, steps[node].roles, values.counts, node in ordered)
+
+        return not same(values.evaluate(with_others)[values.out], values.of[values.out])
+
+    for some in (pairs, [n for n in pairs if set(pairs).isdisjoint(n.all_input_nodes)]):
+        if differs(some):
+            counts = range(1, len(some) + 1)
+            first = bisect.bisect_left(counts, True, key=lambda count: differs(some[:count]))
+            refuse(
+                some[first],
+                "computes numbers of later keys, which no causal mask hides; add a mask, or read "
+                "an encoder with causal=False",
+            )
+
+
+def _with_others(x: Tensor, roles: Roles, counts: Counts, may_hide: bool) -> Tensor:
+    """Return pairs of tokens in which numbers of later keys are those of earlier keys of the same
+    query, and the opposite of bools. may_hide: numbers that are hidden stay, and those that are
+    equal in all rows, which tokens do not change.
+    """
+    y = split(x, roles, counts).clone()
+    axes = [kinds(roles).index(kind) for kind in ("B", "Q", "K")]
+    query, key = (factors(roles)[axis] for axis in axes[1:])
+    n = torch.arange(counts["Q"])
+    of_tokens = y.movedim(axes, (0, -2, -1))
+    of_tokens = of_tokens[..., query.left :, key.left :][..., : len(n), : len(n)]
+    changed = n > n[:, None]
+    if may_hide:
+        changed = changed & (of_tokens != of_tokens[:1]).any(0)
+        if x.is_floating_point():
+            shown = (of_tokens > FADED) & (of_tokens.abs() > NO_WEIGHT) & of_tokens.isfinite()
+            changed = changed & shown
+    others = of_tokens.gather(-1, (n % (n[:, None] + 1)).expand(of_tokens.shape))
+    if x.dtype == torch.bool:
+        others = ~of_tokens
+    of_tokens.copy_(torch.where(changed, others, of_tokens))
+    return y.reshape(x.shape)
 
 
 def affordable(weights: int, most: int) -> int:

@@ -12,7 +12,7 @@ from posenc_export.reading.attention import Attentions
 from posenc_export.reading.axes import kinds, same
 from posenc_export.reading.calls import Calls
 from posenc_export.reading.capture import capture
-from posenc_export.reading.causality import findings
+from posenc_export.reading.causality import findings, refuse_seen_later_keys
 from posenc_export.reading.flat import flat_graph
 from posenc_export.reading.lengths import Lengths
 from posenc_export.reading.operators import Operators
@@ -188,6 +188,8 @@ def _calls(capture: Capture) -> Calls:
     roles = properties.steps[out].roles
     if isinstance(roles, list) or kinds(roles)[:2] != ["B", "Q"] or len(roles) != 3:
         refuse(out, "gives an output without axes of rows, tokens and numbers [B,S,N]")
+    if capture.causal:
+        refuse_seen_later_keys(values, properties.steps)
     calls = Calls(properties, lengths)
     values.forget()
     return calls

@@ -1,6 +1,6 @@
 """A captured graph with the values of one run, which show what its operators do."""
 
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set
 
 import sympy
 import torch
@@ -11,7 +11,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from posenc_export.reading.axes import Counts, Roles, shape_of
 from posenc_export.reading.refused import refuse
-from posenc_export.reading.whole import Beside, Capture
+from posenc_export.reading.whole import Capture
 
 aten = torch.ops.aten
 # Operators that rearrange or repeat entries.
@@ -101,11 +101,11 @@ class Values:
         rows, length = capture.example.shape[:2]
         self.counts: Counts = {"B": rows, "Q": length, "K": length, "D": length}
         self.memory: Set[Node] = set()  # nodes that depend on outputs of an encoder alone
-        beside = capture.drawn(rows, length) if capture.memory else ()
-        if beside:
-            self.counts["M"] = beside[0].shape[1]
+        self.beside = capture.drawn(rows, length) if capture.memory else ()
+        if self.beside:
+            self.counts["M"] = self.beside[0].shape[1]
             self.memory |= self._of_memory_alone()
-        self.of = self.evaluate(capture.example, beside)
+        self.of = self.evaluate()
         self.varied = self._varied()
         self._at_length: Dict[int, Dict[Node, Any]] = {}
         placed = {capture.positions: capture.axes > 0} if capture.positions else {}
@@ -209,19 +209,18 @@ class Values:
             arguments = [*arguments[:place], sizes, *arguments[place + 1 :]]
         return operator(*arguments, **named)
 
-    def evaluate(self, x: Tensor, beside: Beside = ()) -> Dict[Node, Any]:
-        """Return the values of all nodes for whole sequences x [B,S] or [B,S,E]. beside: outputs of
-        an encoder and their mask, for a module that takes them.
+    def evaluate(self, changed: Callable[[Node, Any], Any] = lambda _, x: x) -> Dict[Node, Any]:
+        """Return the values of all nodes for the example. changed: maps a node and its value to the
+        one that is stored, and that later nodes read.
         """
-        values: Dict[Node, Any] = {**self.constants, self.input: x}
-        values |= zip(self.capture.memory, beside, strict=True)
-        counts: Counts = {"B": x.shape[0], "Q": x.shape[1], "K": x.shape[1]}
-        self._place(values, x.shape[0], x.shape[1])
+        values: Dict[Node, Any] = {**self.constants, self.input: self.capture.example}
+        values |= zip(self.capture.memory, self.beside, strict=True)
+        self._place(values, self.counts["B"], self.counts["Q"])
         with torch.no_grad():
             for node in self.nodes:
                 if node not in values and self.kind[node] != "size":
                     read = [values.get(other) for other in inputs_of(node)]
-                    values[node] = self.call(node, read, counts)
+                    values[node] = changed(node, self.call(node, read, self.counts))
         return values
 
     def _varied(self) -> Dict[Node, Any]:

@@ -43,6 +43,33 @@ class Unmasked(Words):
         return self.head(self.attend(self.embed(ids), torch.ones(length, length, dtype=torch.bool)))
 
 
+class SelfMasked(Words):
+    """Queries and keys are the embedded tokens, whose scores `hidden` are to be masked."""
+
+    def hidden(self, ids: Tensor, later: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, n = self.embed(ids), torch.arange(ids.shape[1])
+        scores = x @ x.mT + self.hidden(ids, n > n[:, None])
+        return self.head(scores.softmax(-1) @ x)
+
+
+class WeaklyMasked(SelfMasked):
+    """Later keys have weights that no random tokens show."""
+
+    def hidden(self, ids: Tensor, later: Tensor) -> Tensor:
+        return later * -40.0
+
+
+class SeenByPairs(SelfMasked):
+    """One word sees a certain later word; the examples hold neither."""
+
+    def hidden(self, ids: Tensor, later: Tensor) -> Tensor:
+        seen = (ids[:, :, None] == WORDS) & (ids[:, None] == WORDS + 1)
+        return torch.where(later & ~seen, -math.inf, 0.0)
+
+
 class Reflected(Words):
     """A causal convolution whose padding shows later tokens to the first outputs alone."""
 
@@ -381,5 +408,10 @@ BY_NUMBERS: List[Case] = [
     Case(Noisy, ["other numbers in a second call", "randn_like", HERE, "torch.randn_like(x)"]),
     Case(CallsCounted, ["other numbers in a second call", "a state of its own"]),
     Case(NotFinite, ["not finite"]),
+]
+LATER: List[Case] = [  # of which the first is not causal for the tokens that are tried, either
+    Case(Unmasked, ["attn_mask=mask", "is not causal"]),
+    Case(WeaklyMasked, ["add", "self.hidden(ids, n > n[:, None])"]),
+    Case(SeenByPairs, ["ids[:, None] == WORDS + 1"]),
 ]
 ALL: Dict[str, Case] = {case.module.__name__: case for case in BY_TRACE + BY_NUMBERS}

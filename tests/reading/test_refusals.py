@@ -14,11 +14,13 @@ from posenc_export.reading.refused import Refused
 from tests.reading.refused_modules import (
     ALL,
     BY_TRACE,
+    LATER,
     MOST,
     SELDOM,
     WHOLE_NUMBERS,
     WIDTH,
     WORDS,
+    Case,
     Counted,
     LateLeak,
     OtherTableWhenLong,
@@ -57,7 +59,7 @@ def test_a_module_that_cannot_be_read_is_refused_with_its_line(name: str) -> Non
 
 
 def test_the_page_of_refusals_has_these_messages_and_no_others() -> None:
-    later = ("mixes", "whole\\ numbers")  # tests/test_refusals_page, and below
+    later = ("mixes", "whole\\ numbers", "later\\ keys")  # tests/test_refusals_page, and below
     known = [row for row in rows(PAGE[:BEHIND]) if not any(words in row for words in later)]
     found = {name: [row for row in known if re.search(row, message(name))] for name in ALL}
     assert [name for name, of_page in found.items() if not of_page] == []
@@ -67,6 +69,14 @@ def test_the_page_of_refusals_has_these_messages_and_no_others() -> None:
 def test_angles_of_a_base_that_grows_with_the_length_are_refused_with_their_line() -> None:
     with pytest.raises(Refused, match=r"depends on the length.*angle.cos\(\)"):
         read_module(ScaledByLength(), ids(), MOST)
+
+
+@pytest.mark.parametrize("case", LATER, ids=lambda case: case.module.__name__)
+def test_numbers_of_later_keys_that_no_mask_hides_are_refused_with_their_line(case: Case) -> None:
+    (words,) = (row for row in rows(PAGE) if "later\\ keys" in row)
+    with pytest.raises(Refused, match=f"{words} .*refused_modules.py:") as refused:
+        read_module(case.module(), ids(case.length), MOST)
+    assert [words for words in case.words if words not in str(refused.value)] == []
 
 
 @pytest.mark.parametrize("operator", SELDOM)
