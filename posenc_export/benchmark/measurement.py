@@ -168,7 +168,7 @@ def _loaded(contestant: Contestant, reply: Dict[str, Any], peak: int) -> Loaded:
 def run(
     folders: Sequence[Union[str, Path]],
     runtimes: Sequence[str] = (),
-    contexts: Sequence[int] = CONTEXTS,
+    contexts: Optional[Sequence[int]] = None,
     prompts: Optional[Sequence[int]] = None,
     batch: int = 1,
     rounds: int = 10,
@@ -182,7 +182,8 @@ def run(
 
     Args:
         folders, runtimes: the contestants (`gather`).
-        contexts: tokens in the cache of a decode step; models without a cache have no decode.
+        contexts: tokens in the cache of a decode step; models without a cache have no decode. None
+            for CONTEXTS, or the range of the models if it is shorter than all of these.
         prompts: tokens of a prompt at prefill; None for the contexts. As of contexts, numbers
             beyond the range of a model are skipped.
         batch, rounds, threads, seconds, progress: as for `Measurement`.
@@ -201,6 +202,9 @@ def run(
     if baseline:
         labels = [contestant.label for contestant in contestants]
         check_name("benchmark: expected baseline", baseline, labels)
+    if contexts is None:
+        limit = min(contestant.manifest.max_positions for contestant in contestants)
+        contexts = [min(CONTEXTS[0], limit), *CONTEXTS[1:]]
     steps = all(contestant.manifest.states for contestant in contestants)
     cached = usable(contexts if steps else (), contestants)
     prefilled = usable(contexts if prompts is None else prompts, contestants)

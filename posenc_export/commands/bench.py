@@ -38,8 +38,8 @@ OPTIONS: Table = {
     ),
     "--contexts": option(
         "numbers of cached tokens at which a decode step is timed; numbers beyond the range of a "
-        "model are skipped",
-        ",".join(map(str, measurement.CONTEXTS)),
+        f"model are skipped (default: {', '.join(map(str, measurement.CONTEXTS))}, or the range if "
+        "it is shorter)",
         type=_numbers,
         metavar="N,N,...",
     ),

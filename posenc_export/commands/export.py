@@ -147,6 +147,8 @@ def _print(options: argparse.Namespace, manifests: Dict[Path, Manifest]) -> None
         print(json.dumps(rows, indent=1))
     elif rows:
         show(rows)
+        if not options.no_verify:
+            print("errors are shares of the largest output")
         print("", *_next_steps(manifests), sep="\n")
 
 

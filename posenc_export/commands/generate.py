@@ -9,7 +9,8 @@ import numpy as np
 
 from posenc_export.commands.loading import loaded, model_of
 from posenc_export.commands.options import PROVIDER, SAMPLING, SPECULATE, Table, option, sampling_of
-from posenc_export.commands.terminal import print_text
+from posenc_export.commands.terminal import note, print_text
+from posenc_export.runtime.artefact.tokenizer import ByteCodec
 from posenc_export.runtime.session.generation import Sampling, check_generates, start_token
 from posenc_export.runtime.session.model import MAX_TOKENS, Writer, prompt_ids
 
@@ -36,6 +37,8 @@ def run(options: argparse.Namespace) -> int:
         start_token(session.manifest)
         reader = loaded(options, options.encoder)
     prompt = prompt_ids(model.tokenizer, options.prompt, reader.manifest.max_positions)
+    if model.manifest.kind == "module" and isinstance(model.tokenizer, ByteCodec):
+        note(f"{options.folder} has no tokenizer; its 256 token ids are read as the bytes of UTF-8")
     shown, beside = "", None
     if reader is model:
         shown = options.prompt.encode("utf-8", "surrogateescape").decode(errors="replace")

@@ -1,20 +1,22 @@
 """The model of `posenc export`: a preset, a checkpoint, a function's model, or a block."""
 
 import argparse
+import contextlib
 import importlib
 import inspect
 import os
 import re
 import sys
+import traceback
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Iterator, Tuple
 
 from posenc_export.commands.options import Table, check_encoding, nearest_model, option
 from posenc_export.commands.terminal import note
 from posenc_export.models.folder_files import CACHED
 from posenc_export.runtime.artefact.manifest import FILE_NAME
-from posenc_export.shared.foreign import explained
+from posenc_export.shared.foreign import brief, last_line
 from posenc_export.shared.preset_folders import NAMES
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
@@ -250,20 +252,24 @@ def _example(file: Path) -> Any:
 
 def imported(where: str, text: str) -> Any:
     """Return the module package.module:name, or what the function of this name returns if it needs
-    no arguments, or else the function. It imports code of the user. ValueError for another name.
+    no arguments, or else the function. It runs code of the user. ValueError for another name, and
+    for an error in this code.
     """
     import torch
 
     place, _, name = text.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    rule = f"{where}: expected a module {place} that can be imported"
     right = f"write {Path(place).stem}:{name}, and " if place.endswith(".py") else ""
-    with explained(rule, f"{right}run the command in its folder, or set PYTHONPATH", ImportError):
+    missing = f"{right}run the command in its folder, or set PYTHONPATH"
+    with _running(where, f"a module {place} that can be imported", place, missing):
         module = importlib.import_module(place)
     value: Any = getattr(module, name, None)
     if not isinstance(value, torch.nn.Module) and _needs_nothing(value):
-        value = value()
+        with _running(where, rule := f"{text} to return a model"):
+            value = value()
+        if isinstance(value, type) or not (callable(value) or isinstance(value, tuple)):
+            raise refusal(where, rule, repr(value), "return a torch.nn.Module")
     if not isinstance(value, tuple) and (isinstance(value, type) or not callable(value)):
         names = [n for n, v in vars(module).items() if callable(v) and not isinstance(v, type)]
         some = ", ".join(sorted(n for n in names if not n.startswith("_"))[:SHOWN])
@@ -272,6 +278,23 @@ def imported(where: str, text: str) -> Any:
         otherwise = f"give the name of one, such as {some}" if some else "write one there"
         raise refusal(where, rule, got, suggestion(name, names, otherwise))
     return value
+
+
+@contextlib.contextmanager
+def _running(where: str, rule: str, place: str = "", missing: str = "") -> Iterator[None]:
+    """Context manager that turns an error in code of the user into one line with its place.
+
+    Args:
+        place, missing: a module, and the remedy if it is not found.
+    """
+    try:
+        yield
+    except Exception as error:  # whatever the code raises
+        steps = traceback.walk_tb(error.__traceback__)
+        line = last_line([(frame.f_code.co_filename, number) for frame, number in steps])
+        got = f"{type(error).__name__}: {brief(error)}" + (f" ({line})" if line else "")
+        unknown = isinstance(error, ModuleNotFoundError) and f"{error.name}." in f"{place}."
+        raise refusal(where, rule, got, missing if unknown else "correct the code") from error
 
 
 def _needs_nothing(function: Any) -> bool:

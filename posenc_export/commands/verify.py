@@ -96,12 +96,12 @@ def _print_verdict(certificate: Proof, target: str) -> None:
     verdict = "passed" if certificate["passed"] else "FAILED"
     if target == "ort-cuda" and certificate["provider"] == "cpu":
         verdict += " (values on the CPU only; nothing ran on CUDA)"
-    tolerance = f"tolerance {certificate['tolerance']:.1e}"
+    tolerance = f"tolerance {certificate['tolerance']:.1e} of the largest output"
     exported = certificates.exported_error(certificate)
     if exported is not None:
         error = certificates.format_worst_error(exported)
         print(f"as exported, which rounds activations or caches, errors are within {error}")
-        tolerance += " of the float32 form"
+        tolerance += " in the float32 form"
     where = f"provider {certificate['provider']} on {certificate['machine']}"
     print(f"{where}, {counted(len(certificate['cells']), 'cell')}, {tolerance}: {verdict}")
 

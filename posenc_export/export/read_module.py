@@ -294,7 +294,7 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
         how = replace(how, causal=model.causal and not model.readout, memory=model.memory)
     if not isinstance(how.max_positions, int) or how.max_positions < LEAST:
         rule = f"max_positions to be a whole number of at least {LEAST}"
-        remedy = "give max_positions=N for positions 0 .. N-1"
+        remedy = "give max_positions=N, or --max-positions N, for positions 0 .. N-1"
         raise refusal(where, rule, repr(how.max_positions), remedy)
     if not isinstance(how.causal, bool):
         raise refusal(where, "causal to be True or False", repr(how.causal))

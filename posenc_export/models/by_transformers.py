@@ -314,14 +314,11 @@ def kind_of(values: Mapping[str, Any], head: bool = True) -> Kind:
             ids, or whose output is not one row for each token; values that its class refuses.
         ModuleNotFoundError: there is no transformers, or one older than OLDEST.
     """
-    name = values.get("model_type")
-    version(f" to read model_type {name!r:.80}")
+    name = check_type(values)
     check_values(WHERE, values)
     with _calls(f"a config.json that transformers reads as {name!r:.80}"):
         from transformers import CONFIG_MAPPING
 
-        if not isinstance(name, str) or name not in CONFIG_MAPPING:
-            raise _unknown(values, CONFIG_MAPPING)
         config = CONFIG_MAPPING[name].from_dict(without_code(dict(values)))
         given = inspect.signature(type(config)).parameters
         unread = {*vars(config)} & {*values} - {*given, "model_type"}
@@ -538,13 +535,20 @@ def _text(config: Any) -> Any:
     return config.get_text_config(decoder=True)
 
 
-def _unknown(values: Mapping[str, Any], known: Iterable[str]) -> ValueError:
-    """Return the error for a model_type that transformers does not know."""
-    name, rule = values.get("model_type"), f"model_type to be a type of transformers {version()}"
+def check_type(values: Mapping[str, Any]) -> str:
+    """Return the model_type of a config.json. ValueError: transformers does not know it.
+    ModuleNotFoundError: as for kind_of.
+    """
+    name = values.get("model_type")
+    rule = f"model_type to be a type of transformers {version(f' to read model_type {name!r:.80}')}"
+    from transformers import CONFIG_MAPPING
+
+    if isinstance(name, str) and name in CONFIG_MAPPING:
+        return name
     if values.get("auto_map"):
         got = f"{name!r:.80}, whose code is a file of its own (auto_map) and never runs"
-        return refusal(WHERE, rule, got, OWN)
-    return refusal(WHERE, rule, f"{name!r:.80}", suggestion(name, known))
+        raise refusal(WHERE, rule, got, OWN)
+    raise refusal(WHERE, rule, f"{name!r:.80}", suggestion(name, CONFIG_MAPPING))
 
 
 def _class(values: Mapping[str, Any], config: Any, head: bool) -> Tuple[Any, bool]:

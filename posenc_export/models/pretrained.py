@@ -72,4 +72,8 @@ def from_pretrained(
 
 def opened(path: Path) -> AnyCheckpoint:
     """Open a folder or a GGUF file."""
-    return GGUFCheckpoint(path) if is_gguf(path) else Checkpoint(path, read_config(path))
+    if is_gguf(path):
+        return GGUFCheckpoint(path)
+    values = read_config(path)
+    by_transformers.check_type(values)  # before files are asked for that another format has
+    return Checkpoint(path, values)

@@ -1,19 +1,16 @@
 """Why a module cannot be read: one line with the layer, the operator and the line of its source."""
 
-import linecache
 import re
 import traceback
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Dict, Iterator, List, NoReturn, Tuple
 
-import torch
 from torch import nn
 from torch.fx import Node
 
-Frame = Tuple[str, int]  # a file and the number of a line
-NOT_THE_PERSONS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+from posenc_export.shared.foreign import last_line
+
 WRAPPER = "module"  # the name of the person's module within the one that is traced
 
 
@@ -64,16 +61,6 @@ def line_of(node: Node) -> str:
     """Return the line of the person's code that made a node, as `folder/file.py:12: code`."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     return last_line([(file, int(number)) for file, number in frames])
-
-
-def last_line(frames: List[Frame]) -> str:
-    """Return the last of the frames that is not inside torch, as `folder/file.py:12: code`."""
-    own = [frame for frame in frames if not frame[0].startswith(NOT_THE_PERSONS)]
-    if not own:
-        return ""
-    file, number = own[-1]
-    code = " ".join(linecache.getline(file, number).split())
-    return f"{'/'.join(Path(file).parts[-2:])}:{number}: {code[:120]}".removesuffix(": ")
 
 
 def place(frames: List[FrameType], names: Dict[int, str]) -> Tuple[str, str]:

@@ -25,8 +25,9 @@ from posenc_export.reading.causality import LONGEST_EDGE, affordable
 from posenc_export.reading.full_length import loops_over_tokens
 from posenc_export.reading.joined import Joined, traced_at
 from posenc_export.reading.recurrences import recurrences
-from posenc_export.reading.refused import NOT_THE_PERSONS, Refused, joined, place, place_of_error
+from posenc_export.reading.refused import Refused, joined, place, place_of_error
 from posenc_export.reading.whole import OneTensor, count_numbers, of_length
+from posenc_export.shared.foreign import OTHERS_CODE
 
 LOOP = 100  # tokens of an example for a module that loops over them
 FIXED = (
@@ -179,7 +180,7 @@ def _own_frames(_: Any, frames: traceback.StackSummary) -> traceback.StackSummar
     """
     forward = [frame.name == "forward" for frame in frames]
     of_modules = list(itertools.compress(frames, forward))
-    outside = [f for f in of_modules if not f.filename.startswith(NOT_THE_PERSONS)]
+    outside = [f for f in of_modules if not f.filename.startswith(OTHERS_CODE)]
     if outside:
         last, folder = frames.index(outside[-1]), os.path.dirname(outside[-1].filename)
         of_modules += [f for f in frames[last:] if os.path.dirname(f.filename) == folder]

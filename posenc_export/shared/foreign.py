@@ -1,9 +1,13 @@
 """Errors of other libraries, and JSON files of strangers, as a ValueError of one line."""
 
 import contextlib
+import importlib
 import json
+import linecache
 import re
-from typing import Any, Iterator, Tuple, Type
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Iterator, Sequence, Tuple, Type
 
 import msgspec
 
@@ -26,6 +30,24 @@ FOREIGN: Tuple[Type[Exception], ...] = (
 PANIC = "PanicException"
 LONGEST = 300  # characters of an error in a message
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # an escape in JSON that may be half a character
+
+
+# Beginnings of file names that are not code of a user: torch, this package, Python's import.
+TORCH = find_spec("torch")
+TORCHS = [] if TORCH is None else TORCH.submodule_search_locations or []
+OTHERS_CODE = (*TORCHS, str(Path(__file__).parents[1]), importlib.__file__, "<")
+
+
+def last_line(frames: Sequence[Tuple[str, int]]) -> str:
+    """Return the last line of a user's code among files and numbers of lines, as
+    `folder/file.py:12: code`; empty if there is none.
+    """
+    own = [frame for frame in frames if not frame[0].startswith(OTHERS_CODE)]
+    if not own:
+        return ""
+    file, number = own[-1]
+    code = " ".join(linecache.getline(file, number).split())
+    return f"{'/'.join(Path(file).parts[-2:])}:{number}: {code[:120]}".removesuffix(": ")
 
 
 def brief(error: object) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc_export.benchmark import machine, run, workers
+from posenc_export.benchmark import machine, measurement, run, workers
 from posenc_export.benchmark.workers import Worker, started
 from posenc_export.export.describe import describe as described
 from posenc_export.models.presets import seeded
@@ -74,6 +74,12 @@ def test_the_slower_contestant_is_found(folder):
     medians = [(row.contestant, row.median_seconds) for row in report.rows if row.phase == "decode"]
     assert [name for name, _ in medians] == ["nope-ort in a", "nope-ort in slow"]  # fastest first
     assert medians[1][1] > 2.0 * medians[0][1]
+
+
+def test_a_range_shorter_than_the_default_contexts_is_one(folder, monkeypatch):
+    monkeypatch.setattr(measurement, "CONTEXTS", (512, 1024))
+    report = run([folder("a")], rounds=1, seconds=0.05)
+    assert {row.tokens for row in report.rows} == {128}  # max_positions
 
 
 def test_prompts_and_contexts_are_measured(folder):

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List
+from typing import Any, List, Sequence
 
 import numpy as np
 import pytest
@@ -55,6 +55,46 @@ def test_bad_input_is_one_line_status_2_and_nothing_written(
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("posenc: ")]
     assert len(errors) == 1 and rule in errors[0]
     assert not list(tmp_path.iterdir())
+
+
+CODE = """import torch
+def fails():
+    return torch.zeros(2) @ torch.zeros(3)
+def none(): pass
+def word(): return "a"
+"""
+OF_CODE = {  # a name, and what is said of a file with CODE, of one that cannot be read or imported
+    "posenc_code:fails": (
+        "to return a model, got RuntimeError: ",
+        "posenc_code.py:3: return torch.",
+    ),
+    "posenc_code:none": ("to return a model, got None; return a torch.nn.Module",),
+    "posenc_code:word": ("to return a model, got 'a'; return",),
+    "posenc_broken:model": ("can be imported, got SyntaxError: ", "(posenc_broken.py, line 1)"),
+    "posenc_lacks:model": ("named 'posenc_nothing' ", "posenc_lacks.py:1: ", "; correct the code"),
+    "posenc_other:model": ("No module named 'posenc_other'; run the command in its folder",),
+}
+
+
+@pytest.mark.parametrize(("name", "said"), OF_CODE.items())
+@pytest.mark.parametrize("command", ["export {} --target ort -o new", "audit graph --reference {}"])
+def test_errors_of_code_that_builds_a_model_are_one_line_with_their_place(
+    command: str,
+    name: str,
+    said: Sequence[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    files = {"code": CODE, "broken": "def f(:", "lacks": "import posenc_nothing"}
+    for file, text in files.items():
+        (tmp_path / f"posenc_{file}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, f"posenc_{file}", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(command.format(name).split()) == 2
+    (error,) = (x for x in capsys.readouterr().err.splitlines() if x.startswith("posenc: "))
+    assert [words for words in said if words not in error] == []
 
 
 def test_inspect_prints_the_format_of_weights_and_their_loss(

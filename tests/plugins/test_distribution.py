@@ -189,7 +189,7 @@ def test_a_module_of_the_distribution_is_exported_and_verified_in_another_proces
 
 @pytest.mark.parametrize(("model", "message"), [
     ("posenc_mine.taggers:trained",
-        "expected a module posenc_mine.taggers that can be imported, got an error (No module"),
+        "expected a module posenc_mine.taggers that can be imported, got ModuleNotFoundError: No"),
     ("posenc_mine.tagger:untrained",
         "expected a model or a function without arguments in posenc_mine.tagger, got no "
         "name untrained; did you mean trained?"),

@@ -4,6 +4,7 @@ small caches, strip, describe, save.
 
 import collections
 import functools
+import logging
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -37,6 +38,7 @@ from posenc_export.runtime.artefact.rules import WEIGHTS, keys_and_values, prese
 from posenc_export.runtime.artefact.schema import INTERFACE
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.runtime.graphs import kernel_library
+from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.shared.progress import Step, Steps
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.version import VERSION
@@ -268,6 +270,8 @@ class Lowerings(NamedTuple):
     on_device: bool = False
 
 
+@quiet(logger="onnxscript", level=logging.WARNING)
+@quiet(logger="onnx_ir", level=logging.WARNING)
 def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowerings) -> Manifest:
     """Write folder/model.onnx and its external data (targets.Write)."""
     model = source.semantic(manifest)

@@ -118,7 +118,7 @@ def lines(config: Mapping[str, Any]) -> List[Line]:
     """Return title and text of each part of a model, from its description in a manifest. Values
     that do not have the expected form are printed as they are.
     """
-    steps = _model(dict(config))
+    steps = _model({key: value for key, value in config.items() if not _is_none(value)})
     return [(UNPRINTABLE.sub("?", title), UNPRINTABLE.sub("?", text)) for title, text in steps]
 
 
@@ -131,6 +131,11 @@ def _model(values: Dict[str, Any]) -> Iterator[Line]:
         for title, text in _parts(mapping(kinds.get(name))):
             yield f"  {title}", text
     yield from _parts(values)
+
+
+def _is_none(value: Any) -> bool:
+    """Return whether a size says that a model lacks something, as a width of 0."""
+    return type(value) is int and value == 0
 
 
 def _parts(values: Mapping[str, Any]) -> Iterator[Line]:
