@@ -24,7 +24,7 @@ from posenc_export.auditing.confined import SECONDS
 from posenc_export.auditing.facts import Claim, Reference
 from posenc_export.auditing.graph import COUNTS_ROWS
 from posenc_export.auditing.inputs import Interface, NotPossible, NotUnrounded, given, interface_of
-from posenc_export.auditing.plan import LENGTH, ROWS, case_of, of_call, plan
+from posenc_export.auditing.plan import LENGTH, ROWS, case_of, not_causal, of_call, plan
 from posenc_export.auditing.reference import Exact, open_reference
 from posenc_export.auditing.rounding import Loss, Rounding, accuracy_of, loss, rounding_of
 from posenc_export.auditing.session import TAGS, ForeignSession
@@ -128,6 +128,9 @@ class Auditor:
         axis = self.interface.tokens.axes[-1]
         reads = (32 if ids else 0, axis if isinstance(axis, int) and not ids else 0)
         self.reference = open_reference(reference, hidden, *reads)
+        if self.interface.caches and not self.reference.facts.causal:
+            got = "one whose earlier outputs change with later tokens, for a graph with caches"
+            raise not_causal(got)
         first, width = self.reference.facts.width, (None, *self.interface.output.axes)[-1]
         tokens = (self.interface.batch or 1) * max(self.interface.length, LENGTH)
         if tokens * first > LARGEST:

@@ -372,7 +372,8 @@ def _cache(past: Value, present: str, given: GivenCache) -> Cache:
         got = f"{rows} and {given.slots} for {past.name} {past}"
         rule = f"rows and slots in --inputs to be two axes below {rank}, or slots -1"
         raise refusal(WHERE, rule, got, "correct the file")
-    if rank < 3 or RECURRENT.search(past.name.lower()):
+    of_tokens = rank == 2 and re.search("past|seq|len", str(past.axes[1]))
+    if rank < 3 and not of_tokens or RECURRENT.search(past.name.lower()):
         return Cache(past, present, rows, -1)
     others = [axis for axis in range(rank) if axis != rows]
     symbolic = [axis for axis in others if not isinstance(past.axes[axis], int)]
@@ -381,6 +382,8 @@ def _cache(past: Value, present: str, given: GivenCache) -> Cache:
         symbolic = lengths if len(lengths) == 1 else symbolic
     if len(symbolic) == 1:
         return Cache(past, present, rows, symbolic[0])
+    if rank == 3 and not symbolic:  # such as the last tokens of a convolution
+        return Cache(past, present, rows, -1)
     sizes = [axis for axis in (rank - 2, rank - 3) if isinstance(past.axes[axis], int)]
     if not symbolic and rank >= 4 and len(sizes) == 2:
         larger = max(sizes, key=lambda axis: int(past.axes[axis] or 0))

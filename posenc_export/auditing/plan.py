@@ -24,6 +24,7 @@ from posenc_export.runtime.verification.scenarios import (
     split,
     stepped_from,
 )
+from posenc_export.shared.numerics import worst_error
 from posenc_export.shared.refusal import refusal
 
 LENGTH, ROWS = 36, 3
@@ -61,6 +62,12 @@ def plan(
     return cells + at_edges, unreached
 
 
+def not_causal(got: str) -> ValueError:
+    """Return the error for a reference that is not causal."""
+    remedy = "add its causal mask, or give the model of this graph"
+    return refusal("audit", "a causal reference", got, remedy)
+
+
 def case_of(reference: Reference, rows: int, length: int, start: int) -> Case:
     """Return rows of tokens with the outputs of the reference, and another ending of both."""
     fork_at = length // 2
@@ -71,6 +78,9 @@ def case_of(reference: Reference, rows: int, length: int, start: int) -> Case:
     if not np.isfinite(full).all():
         got = f"NaN or infinity at {(~np.isfinite(full).all(-1)).sum()} of {rows * length} tokens"
         raise refusal("audit", "a reference with finite outputs", got, "check its weights")
+    change = worst_error(other_full[:, :fork_at], full[:, :fork_at])
+    if reference.facts.causal and change > reference.facts.tolerance:
+        raise not_causal(f"one whose earlier outputs change by {change:.1e} with later tokens")
     return Case(tokens, full, [start] * rows, fork_at, other, other_full)
 
 

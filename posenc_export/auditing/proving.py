@@ -60,8 +60,12 @@ class ForeignCall:
     """
 
     def __init__(self, interface: Interface, facts: Facts) -> None:
-        if interface.capacity or any(cache.slots < 0 for cache in interface.caches):
+        if interface.capacity:
             raise NotPossible("caches of a fixed size")
+        if any(cache.slots < 0 for cache in interface.caches):
+            raise NotPossible("states that every call replaces")
+        if any(cache.past.whole for cache in interface.caches):
+            raise NotPossible("a cache of whole numbers")
         self.interface, self.solver = interface, Solver()
         self.rows, self.columns, self.slots = z3.Ints("B S P")
         self.row, self.column, self.slot = z3.Ints("row column slot")

@@ -121,7 +121,8 @@ class Called:
     Args:
         module: takes input_ids or the like first, and attention_mask and position_ids if its
             forward names them; returns a tensor [B,L,V], a tuple that begins with one, or an object
-            with logits or last_hidden_state.
+            with logits or last_hidden_state. One that returns the last token's [B,1,V] alone is
+            called with the first 1 .. L tokens.
         vocabulary, features: what the graph reads, for a module without a config.
     """
 
@@ -167,19 +168,28 @@ class Called:
 
         def fails(length: int) -> bool:
             try:
-                self.outputs(self._tokens(length, features))
+                self._called(self._tokens(length, features), 0)
             except ValueError:
                 return True
             return False
 
-        lengths, taken = range(UNSTATED + 1), SHORTEST
-        while 2 * taken < UNSTATED and not fails(2 * taken):
-            taken *= 2
-        most = min(2 * taken, UNSTATED)
-        return bisect.bisect_left(lengths, True, taken + 1, most + 1, key=fails) - 1
+        taken = SHORTEST
+        while not fails(most := min(2 * taken, UNSTATED)):
+            if most == UNSTATED:
+                return UNSTATED
+            taken = most
+        return bisect.bisect_left(range(most), True, taken + 1, most, key=fails) - 1
 
     def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
         """As Reference.outputs. Raise ValueError for a module that does not compute them."""
+        outputs, length = self._called(tokens, start), tokens.shape[1]
+        if outputs.shape[1] == length:
+            return outputs
+        before = [self._called(tokens[:, :n], start) for n in range(1, length)]
+        return np.concatenate((*before, outputs), 1)
+
+    def _called(self, tokens: np.ndarray, start: int) -> np.ndarray:
+        """Call the module. Return its outputs for all tokens or the last one."""
         rows, length = tokens.shape[:2]
         first = torch.from_numpy(np.ascontiguousarray(tokens))
         key = "input_ids" if self.vocabulary else "inputs_embeds"
@@ -190,11 +200,12 @@ class Called:
         }
         named = {name: value for name, value in known.items() if name in self.names[1:]}
         arguments = () if key in self.names else (first,)
-        rule = f"a reference that returns numbers [{rows},{length},V] for {key}"
+        rule = f"a reference that returns numbers [{rows},{length},V] or [{rows},1,V] for {key}"
         with torch.no_grad(), explained(f"audit: expected {rule}", MODEL):
             value = self.module(*arguments, **named, **({} if arguments else {key: first}))
             outputs = np.asarray(first_output(value).detach().float().cpu().numpy())
-        if outputs.ndim != 3 or outputs.shape[:2] != (rows, length) or not outputs.size:
+        right = outputs.ndim == 3 and outputs.shape[0] == rows and outputs.shape[1] in (1, length)
+        if not (right and outputs.size):
             raise refusal("audit", rule, list(outputs.shape), MODEL)
         return outputs
 

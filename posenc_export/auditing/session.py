@@ -191,7 +191,7 @@ class ForeignSession:
             array = self.caches[cache.past.name]
         else:
             axes = [axis if isinstance(axis, int) else 0 for axis in cache.past.axes]
-            if len(axes) > 2:  # else a count of tokens
+            if len(axes) > 2 or cache.slots >= 0:  # else a count of tokens
                 axes[cache.rows] = rows
             if cache.slots >= 0:
                 axes[cache.slots] = 0

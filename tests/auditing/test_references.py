@@ -2,26 +2,60 @@
 
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 import pytest
 import torch
 import transformers
 
-from posenc_export import audit
+from posenc_export import audit, export_model
 from posenc_export.auditing.facts import UNSTATED
 from posenc_export.auditing.reference import Called, open_reference
 from tests.auditing import families
 from tests.auditing.graphs import model_of, right
 
 
-@pytest.mark.parametrize("kind", ["module", "function"])
+@pytest.mark.parametrize("kind", ["module", "function", "last token"])
 def test_every_kind_of_reference_finds_the_graph_right(kind: str) -> None:
     model = model_of("llama")
-    reference = {"module": model, "function": lambda ids: model(ids).logits}[kind]
-    result = audit(right("llama") / "right.onnx", reference, quick=True)
+    result = audit(
+        right("llama") / "right.onnx",
+        {
+            "module": model,
+            "function": lambda ids: model(ids).logits,
+            "last token": lambda ids: model(ids).logits[:, -1:],
+        }[kind],
+        quick=True,
+    )
     assert result.right and any(cell.status == "right" for cell in result.cells), result.sentence
+
+
+@pytest.mark.parametrize("words", [range(32), [7]])  # which of them earlier tokens see
+def test_a_reference_that_is_not_causal_is_refused_as_such(words: Sequence[int]) -> None:
+    def reference(ids: torch.Tensor) -> torch.Tensor:
+        seen = torch.isin(ids, torch.tensor(words)) * ids
+        return model_of("llama")(ids).logits + seen.sum(1)[:, None, None]
+
+    with pytest.raises(ValueError, match="expected a causal reference, got one whose earlier"):
+        audit(right("llama") / "right.onnx", reference, quick=True)
+
+
+class Shifted(torch.nn.Embedding):
+    """Each token and the one before."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = super().forward(ids)
+        return x + torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+
+
+def test_states_of_fixed_size_are_read_as_replaced_by_every_call(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Shifted(32, 32)
+    export_model(module, "onnx", tmp_path / "a", max_positions=64)
+    result = audit(tmp_path / "a" / "model.onnx", module, quick=True)
+    assert result.right and "states that every call replaces" in result.sentence
+    assert "replaced by every call" in str(result.inputs)
 
 
 @pytest.mark.parametrize("family", ["llama", "bloom", "falcon", "llama4_text"])
