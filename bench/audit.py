@@ -20,7 +20,7 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Iterator, Sequence
 
 from bench import json_rows, marked
 from bench.audit_exporters import EXPORTERS
@@ -39,13 +39,13 @@ COUNTED = ("right", "wrong", "refused", "not possible")
 
 def exported(
     name: str, python: str, checkpoints: Path, output: Path, of: Sequence[str]
-) -> List[Dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """Export all families with one exporter; return its rows, and one for each family at which its
     process ended. Rows are kept beside the output.
     """
     script = str(Path(__file__).with_name("audit_exporters.py"))
     kept = output.with_name(f"{output.name}.json")
-    rows: List[Dict[str, Any]] = json_rows.read(kept, [])
+    rows: list[dict[str, Any]] = json_rows.read(kept, [])
     while remaining := [family for family in of if family not in {row["family"] for row in rows}]:
         command = [python, script, name, str(checkpoints), str(output), *remaining]
         process = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
@@ -59,7 +59,7 @@ def exported(
     return [{"exporter": name, **row} for row in rows if row["family"] in of]
 
 
-def audited(row: Dict[str, Any], checkpoint: Path) -> Dict[str, Any]:
+def audited(row: dict[str, Any], checkpoint: Path) -> dict[str, Any]:
     """Add the answer to a row: verdict, sentence, cause, and the number of cells of each status."""
     if "file" not in row:
         message = re.sub(r"\x1b\[\d+m", "", row["refused"]).strip().splitlines()[0]
@@ -79,7 +79,7 @@ def audited(row: Dict[str, Any], checkpoint: Path) -> Dict[str, Any]:
     return {**row, "cells": counts, "failures": [text[:300] for text in failures]}
 
 
-def of_checkpoints(name: str, python: str, checkpoints: Path) -> Iterator[Dict[str, Any]]:
+def of_checkpoints(name: str, python: str, checkpoints: Path) -> Iterator[dict[str, Any]]:
     """Export checkpoints with planted faults, and audit them against the right ones."""
     faulty = checkpoints.with_name("faulty")
     faults = {fault.replace(" ", "_"): fault for fault in OF_CHECKPOINTS}
@@ -92,7 +92,7 @@ def of_checkpoints(name: str, python: str, checkpoints: Path) -> Iterator[Dict[s
         yield {**answered, "fault": fault, "family": family, "named": named}
 
 
-def of_graphs(rows: Sequence[Dict[str, Any]], checkpoints: Path) -> Iterator[Dict[str, Any]]:
+def of_graphs(rows: Sequence[dict[str, Any]], checkpoints: Path) -> Iterator[dict[str, Any]]:
     """Plant faults in graphs, and audit them."""
     by_family = {row["family"]: row for row in rows if "file" in row}
     for name, fault in OF_GRAPHS.items():
@@ -103,7 +103,7 @@ def of_graphs(rows: Sequence[Dict[str, Any]], checkpoints: Path) -> Iterator[Dic
             yield {**answered, "fault": name, "named": answered.get("cause") in fault.causes}
 
 
-def _faults(rows: Sequence[Dict[str, Any]], names: Sequence[str]) -> str:
+def _faults(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
     """Return the table of planted faults: whether each was named, for each exporter."""
     cells = {}
     for row in (row for row in rows if "cause" in row):
@@ -115,7 +115,7 @@ def _faults(rows: Sequence[Dict[str, Any]], names: Sequence[str]) -> str:
     return marked.markdown(["fault", "family", *names], lines)
 
 
-def table(rows: Sequence[Dict[str, Any]]) -> str:
+def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the page: a table of answers, and the wrong rows."""
     planted = [row for row in rows if "fault" in row]
     rows = [row for row in rows if "fault" not in row]
@@ -150,7 +150,7 @@ def _cell(row: Any) -> str:
     return ", ".join(text for status, text in counts.items() if cells[status])
 
 
-def _wrong(row: Dict[str, Any]) -> str:
+def _wrong(row: dict[str, Any]) -> str:
     return f"- {row['exporter']}, {row['family']}: {row['sentence']}."
 
 
@@ -162,7 +162,7 @@ def available(name: str, python: str) -> bool:
 
 def of_exporter(
     name: str, python: str, checkpoints: Path, of: Sequence[str]
-) -> List[Dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """Export and audit with one exporter, without and with faults; print and return its rows."""
     if not available(name, python):
         lacks = f"{python} lacks one of {', '.join(EXPORTERS[name][1])}"

@@ -13,7 +13,7 @@ import time
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Sequence
 
 import torch
 
@@ -27,7 +27,7 @@ def of_transformers(checkpoint: Path, output: Path) -> Path:
     from transformers.exporters.utils import decompose_for_generation
 
     model = loaded(checkpoint)
-    inputs: Dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "input_ids": torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]]),
         "attention_mask": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]),  # ones would drop it
     }
@@ -90,7 +90,7 @@ class Wrapper(torch.nn.Module):
         attention_mask: torch.Tensor,
         position_ids: torch.Tensor,
         *past: torch.Tensor,
-    ) -> Tuple[torch.Tensor, ...]:
+    ) -> tuple[torch.Tensor, ...]:
         """Return logits, and keys and values of each layer if there are caches."""
         import transformers
 
@@ -130,7 +130,7 @@ def traced(checkpoint: Path, output: Path, dynamo: bool) -> Path:
     return _export(Encoder(model), file, inputs, shapes, ["last_hidden_state"], dynamo)
 
 
-def caches_of(model: Any) -> List[torch.Tensor]:
+def caches_of(model: Any) -> list[torch.Tensor]:
     """Return keys and values of each layer for two rows of three tokens."""
     with torch.no_grad():
         cache = model(torch.tensor([[5, 6, 7], [8, 9, 10]]), use_cache=True).past_key_values
@@ -156,16 +156,16 @@ def export_decoder(
 def _export(
     wrapper: torch.nn.Module,
     file: Path,
-    inputs: Tuple[torch.Tensor, ...],
-    shapes: Dict[str, Dict[int, str]],
-    outputs: List[str],
+    inputs: tuple[torch.Tensor, ...],
+    shapes: dict[str, dict[int, str]],
+    outputs: list[str],
     dynamo: bool,
 ) -> Path:
     """Export with torch.onnx; shapes has the open axes of each input by its name."""
     dims = torch.export.Dim.DYNAMIC
     dynamic = tuple(dict.fromkeys(shape, dims) for shape in shapes.values())
     nested = (*dynamic[:3], dynamic[3:]) if len(dynamic) > 3 else dynamic
-    how: Dict[str, Any] = {"dynamic_shapes": nested} if dynamo else {"dynamic_axes": shapes}
+    how: dict[str, Any] = {"dynamic_shapes": nested} if dynamo else {"dynamic_axes": shapes}
     how |= {"input_names": [*shapes], "output_names": outputs, "dynamo": dynamo}
     torch.onnx.export(wrapper, inputs, str(file), **how)
     return file
@@ -195,7 +195,7 @@ def loaded(checkpoint: Path) -> Any:
 
 GENAI = ("onnxruntime-genai", "transformers")
 # Exports by name, with the packages that they need.
-EXPORTERS: Dict[str, Tuple[Export, Tuple[str, ...]]] = {
+EXPORTERS: dict[str, tuple[Export, tuple[str, ...]]] = {
     "transformers": (of_transformers, ("transformers", "onnxscript")),
     "optimum": (optimum, ("optimum-onnx", "transformers")),
     "optimum-int8": (optimum_int8, ("optimum-onnx", "transformers")),

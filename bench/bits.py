@@ -9,7 +9,7 @@ Needs llama-cpp-python. --write keeps the results and puts the table into docs/f
 import argparse
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -43,7 +43,7 @@ HEADS = (
 )  # fmt: skip
 
 
-def answers(session: Any, prompts: Sequence[Sequence[int]]) -> List[List[int]]:
+def answers(session: Any, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     """Return the first tokens of each answer, the most probable ones."""
     results = []
     for ids in prompts:
@@ -56,11 +56,11 @@ def answers(session: Any, prompts: Sequence[Sequence[int]]) -> List[List[int]]:
     return results
 
 
-def measured(path: Path, place: Path) -> List[Dict[str, Any]]:
+def measured(path: Path, place: Path) -> list[dict[str, Any]]:
     """Return a row for each format, and one for llama.cpp."""
-    rows: List[Dict[str, Any]] = []
-    replies: Dict[str, List[List[int]]] = {}
-    prompts: List[List[int]] = []
+    rows: list[dict[str, Any]] = []
+    replies: dict[str, list[list[int]]] = {}
+    prompts: list[list[int]] = []
     folders = {name: place / name for name in FORMATS}
     for name, folder in folders.items():
         weights = [] if name == "float32" else ["--weights", name]
@@ -85,7 +85,7 @@ def measured(path: Path, place: Path) -> List[Dict[str, Any]]:
     return rows
 
 
-def table(rows: Sequence[Dict[str, Any]]) -> str:
+def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = []
     for row in rows:
         shares = [f"{row[key]:.1%}" if key in row else "" for key in ("next", "first", "all")]

@@ -12,7 +12,7 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -38,20 +38,20 @@ SEEN = {
 LONG = 540  # positions for which caches of windows are shorter than others
 
 
-def models(name: str) -> Iterator[Tuple[str, Any]]:
+def models(name: str) -> Iterator[tuple[str, Any]]:
     """Yield what the queries of a tiny model with an encoding see, and its description."""
     from tests.tiny import decoder, encoder, works
 
     causal = works(name, "causal")
     for sees in ("causal", "window", "chunk", "sinks") if causal else ("both", "near"):
         config = decoder(name, max_positions=LONG) if causal else encoder(name)
-        how: Dict[str, Any] = {"sees": SEEN[sees], "sinks": sees == "sinks"}
+        how: dict[str, Any] = {"sees": SEEN[sees], "sinks": sees == "sinks"}
         layers = config.layers.items()
         kinds = {name: replace(of, attention=replace(of.attention, **how)) for name, of in layers}
         yield sees, replace(config, layers=kinds)
 
 
-def measured(name: str, targets: Sequence[str] = TARGETS) -> Iterator[Dict[str, Any]]:
+def measured(name: str, targets: Sequence[str] = TARGETS) -> Iterator[dict[str, Any]]:
     """Yield one row for each artefact of an encoding."""
     for sees, config in models(name):
         try:
@@ -65,7 +65,7 @@ def measured(name: str, targets: Sequence[str] = TARGETS) -> Iterator[Dict[str, 
                 yield row | _proved(sources, target, signature)
 
 
-def _proved(sources: Sources, target: str, signature: str) -> Dict[str, Any]:
+def _proved(sources: Sources, target: str, signature: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.onnx warns at every export
         folder = Path(temporary) / "artefact"
@@ -80,7 +80,7 @@ def _proved(sources: Sources, target: str, signature: str) -> Dict[str, Any]:
     return {"proved": check.compared, "open": left, "wrong": check.failures, "seconds": seconds}
 
 
-def table(rows: Sequence[Dict[str, Any]]) -> str:
+def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the rows as a table with a line for each encoding, and a column for each target."""
     targets, lines = [t for t in TARGETS if any(row.get("target") == t for row in rows)], []
     for name in dict.fromkeys(row["encoding"] for row in rows):
@@ -92,7 +92,7 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
     return marked.markdown(["encoding", *targets, "why not"], lines)
 
 
-def _cell(rows: List[Dict[str, Any]]) -> str:
+def _cell(rows: list[dict[str, Any]]) -> str:
     if not rows:
         return "-"
     proved, left = sum(r["proved"] for r in rows), sum(len(r["open"]) for r in rows)

@@ -7,7 +7,7 @@ import subprocess
 import venv
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class Trial:
     folder: Path  # temporary folder
 
     @property
-    def continuation(self) -> List[int]:
+    def continuation(self) -> list[int]:
         """Greedy tokens after the prompt."""
         return [int(token) for token in self.tokens[0, len(PROMPT) :]]
 
@@ -162,10 +162,10 @@ def installed(*packages: str) -> Callable[[Path], str]:
     return version
 
 
-def of_node(package: str) -> Callable[[Path], Optional[str]]:
+def of_node(package: str) -> Callable[[Path], str | None]:
     """Return a function that installs an npm package once, and returns its version or None."""
 
-    def version(environment: Path) -> Optional[str]:
+    def version(environment: Path) -> str | None:
         if shutil.which("node") is None or shutil.which("npm") is None:
             return None
         if not environment.exists():
@@ -180,13 +180,13 @@ def of_node(package: str) -> Callable[[Path], Optional[str]]:
     return version
 
 
-def of_libtorch(environment: Path) -> Optional[str]:
+def of_libtorch(environment: Path) -> str | None:
     import torch
 
     return str(torch.__version__).partition("+")[0] if shutil.which("g++") else None
 
 
-def of_c_api(environment: Path) -> Optional[str]:
+def of_c_api(environment: Path) -> str | None:
     import onnxruntime
 
     present = "POSENC_ORT_INCLUDE" in os.environ and shutil.which("gcc")

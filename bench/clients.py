@@ -13,7 +13,7 @@ import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from posenc_export.runtime.artefact import manifest as manifests
 ENVIRONMENTS, RESULTS = TOP / "build/clients", TOP / "bench/results/clients.json"
 PRESETS = ("tiny-rope", "tiny-alibi")
 ONNX, BOTH = ("onnx", "onnx-static", "ort"), ("positions", "mask")
-Row = Dict[str, Any]
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Client:
 
     name: str  # name in the table
     # Returns the version in an environment; None if the runtime cannot run on this machine.
-    version: Callable[[Path], Optional[str]]
+    version: Callable[[Path], str | None]
     # Runs a trial and returns its worst error; None if equal tokens are compared in its place.
-    run: Callable[[Trial, Path], Optional[float]]
+    run: Callable[[Trial, Path], float | None]
     targets: Sequence[str] = ONNX  # targets of the artefacts to run
     signatures: Sequence[str] = BOTH  # signatures of the artefacts to run
 
@@ -80,7 +80,7 @@ CLIENTS = {
 }
 
 
-def trials(folder: Path) -> Dict[Tuple[str, str, str], Trial]:
+def trials(folder: Path) -> dict[tuple[str, str, str], Trial]:
     """Export every preset in every form; return the trials by preset, target and signature."""
     exported = {}
     for preset in PRESETS:
@@ -100,10 +100,10 @@ def trials(folder: Path) -> Dict[Tuple[str, str, str], Trial]:
 
 
 def rows_of(
-    client: Client, version: str, exported: Dict[Tuple[str, str, str], Trial], environment: Path
-) -> List[Row]:
+    client: Client, version: str, exported: dict[tuple[str, str, str], Trial], environment: Path
+) -> list[Row]:
     """Return one row for each artefact that the client runs or refuses."""
-    rows: List[Row] = []
+    rows: list[Row] = []
     for (preset, target, signature), trial in exported.items():
         if target not in client.targets or signature not in client.signatures:
             continue
@@ -149,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=CLIENTS, help="keep rows of others")
     options = parser.parse_args()
-    rows: List[Row] = json_rows.read(RESULTS, [])
+    rows: list[Row] = json_rows.read(RESULTS, [])
     with tempfile.TemporaryDirectory() as temporary:
         exported = trials(Path(temporary))
         for key in options.only or CLIENTS:

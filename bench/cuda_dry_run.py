@@ -3,7 +3,7 @@
 import re
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Sequence
 
 from bench import json_rows, marked
 
@@ -18,7 +18,7 @@ SHOWN = {
 }  # fmt: skip
 
 
-def compact(row: Dict[str, Any]) -> Dict[str, Any]:
+def compact(row: dict[str, Any]) -> dict[str, Any]:
     """Return what the page needs of a row of the dry run."""
     step = row.get("step", {})
     kept = {key: row.get(key) for key in ("name", "kind", "refused", "error", "nodes")}
@@ -30,9 +30,10 @@ def compact(row: Dict[str, Any]) -> Dict[str, Any]:
     return {key: value for key, value in kept.items() if value is not None}
 
 
-def page(rows: Sequence[Dict[str, Any]]) -> str:
+def page(rows: Sequence[dict[str, Any]]) -> str:
     """Return the page of compact rows as Markdown."""
-    models, refused = [], {}  # type: List[List[Any]], Dict[str, List[str]]
+    models: list[list[Any]] = []
+    refused: dict[str, list[str]] = {}
     for row in filter(_remarkable, rows):
         if "refused" in row:
             refused.setdefault(row["refused"], []).append(f"`{row['name']}`")
@@ -47,15 +48,15 @@ def page(rows: Sequence[Dict[str, Any]]) -> str:
     return "".join([written, "\nExport refuses these models:\n\n" if reasons else "", *reasons])
 
 
-def _remarkable(row: Dict[str, Any]) -> bool:
+def _remarkable(row: dict[str, Any]) -> bool:
     """Whether a model is refused, does not run as captured, or copies."""
     runs = row.get("capture") == "captured" and "error" not in row and "faults" not in row
     return not runs or bool(row.get("copies"))
 
 
-def _kinds(rows: Sequence[Dict[str, Any]]) -> str:
+def _kinds(rows: Sequence[dict[str, Any]]) -> str:
     """Return the numbers of models of each kind."""
-    columns: Dict[str, Callable[[Dict[str, Any]], int]] = {
+    columns: dict[str, Callable[[dict[str, Any]], int]] = {
         "number": lambda row: 1,
         "captured": lambda row: row.get("capture") == "captured",
         "no copy in a step": lambda row: row.get("copies") == 0,
@@ -72,7 +73,7 @@ def _kinds(rows: Sequence[Dict[str, Any]]) -> str:
     return marked.markdown(["models", *columns], lines)
 
 
-def _layers(rows: Dict[str, Dict[str, Any]]) -> str:
+def _layers(rows: dict[str, dict[str, Any]]) -> str:
     """Return what a layer of width 768 with heads of 64 launches, and the times of 12 of them."""
     lines = []
     for name in sorted({row.partition(",")[0] for row in rows if row.endswith(DEPTH)}):
@@ -84,7 +85,7 @@ def _layers(rows: Dict[str, Dict[str, Any]]) -> str:
     )
 
 
-def _line(row: Dict[str, Any]) -> List[Any]:
+def _line(row: dict[str, Any]) -> list[Any]:
     needing = NEEDS_CUDNN.search(row.get("error", ""))
     remarks = [f"needs cuDNN ({needing[1]})"] if needing else [row.get("error")]
     remarks = remarks if "error" in row else list(row.get("faults", []))

@@ -12,7 +12,7 @@ import argparse
 import statistics
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from bench import json_rows, marked
 from posenc_export import benchmark, block_config
@@ -39,17 +39,17 @@ def exported(name: str, target: str, folder: Path) -> Path:
     return folder
 
 
-def measured(names: Sequence[str], target: str) -> Dict[str, Any]:
+def measured(names: Sequence[str], target: str) -> dict[str, Any]:
     """{"plain_microseconds": by context, "rows": [{"encoding", "over_plain": by context}]}."""
-    alone: Dict[str, List[float]] = {str(context): [] for context in CONTEXTS}
-    how: Dict[str, Any] = {"contexts": CONTEXTS, "prompts": (), "threads": 1, "rounds": ROUNDS}
+    alone: dict[str, list[float]] = {str(context): [] for context in CONTEXTS}
+    how: dict[str, Any] = {"contexts": CONTEXTS, "prompts": (), "threads": 1, "rounds": ROUNDS}
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         plain = exported(PLAIN, target, Path(temporary) / "plain")
         for name in names:
             folders = [plain, exported(name, target, Path(temporary) / name)]
             measurement = benchmark.run(folders, baseline="plain", **how).rows
-            over: Dict[str, List[float]] = {}
+            over: dict[str, list[float]] = {}
             for row, spread in zip(measurement, ratios(measurement, "plain"), strict=True):
                 if spread is None:
                     alone[str(row.tokens)].append(row.median_seconds)
@@ -80,7 +80,7 @@ def figure(cost: Mapping[str, Any]) -> Any:
     from matplotlib.figure import Figure
 
     contexts = list(cost["plain_microseconds"])
-    rows: List[Dict[str, Any]] = list(cost["rows"])
+    rows: list[dict[str, Any]] = list(cost["rows"])
     rows.sort(key=lambda row: sum(row["over_plain"][context][0] for context in contexts))
     drawing = Figure(figsize=(7.2, 0.19 * len(rows) + 1), layout="constrained")
     axes = drawing.add_subplot()

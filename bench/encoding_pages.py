@@ -8,7 +8,7 @@ import inspect
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, Dict, List, Mapping
+from typing import Any, Mapping
 
 from bench import decode_cost, json_rows
 from bench.compact_svg import save
@@ -50,7 +50,7 @@ SECTIONS = {"Args": "Parameters", "Weights": "Weights"}  # of docstrings that a 
 ENTRY = re.compile(r"^    (\S[^:\n]*): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 
-def notes() -> Dict[str, Dict[str, str]]:
+def notes() -> dict[str, dict[str, str]]:
     """Formula in LaTeX, use and models of every built-in encoding, from encodings.toml."""
     return tomllib.loads((TEXTS / "encodings.toml").read_text(encoding="utf-8"))
 
@@ -107,7 +107,7 @@ def _command(name: str) -> str:
 
 def _prose(docstring: str, parameters: Mapping[str, inspect.Parameter]) -> str:
     """Convert a docstring to Markdown, and its SECTIONS to lists with defaults of parameters."""
-    parts: List[str] = []
+    parts: list[str] = []
     for paragraph in docstring.split("\n\n"):
         section, _, entries = paragraph.partition(":\n")
         if section in SECTIONS:

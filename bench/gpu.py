@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 from bench import gpu_page, gpu_proofs, gpu_times, json_rows
 from posenc_export.runtime.artefact import machine
@@ -36,11 +36,11 @@ PACKAGES = ("onnxruntime-gpu", "onnxruntime", "onnxruntime-genai-cuda", "torch",
 class Part(NamedTuple):
     """A part of the measurements."""
 
-    keys: Callable[[], List[str]]  # returns the names of its pieces
+    keys: Callable[[], list[str]]  # returns the names of its pieces
     workers: int = 1  # processes at the same time; 1 where times are measured
 
 
-def _rounds(times: Sequence[Sequence[Any]]) -> List[str]:
+def _rounds(times: Sequence[Sequence[Any]]) -> list[str]:
     return [json.dumps([number, *key]) for number in range(ROUNDS) for key in times]
 
 
@@ -54,7 +54,7 @@ PARTS = {
 }
 
 
-def piece(part: str, key: str, folder: Path, rehearse: bool) -> Iterator[Dict[str, Any]]:
+def piece(part: str, key: str, folder: Path, rehearse: bool) -> Iterator[dict[str, Any]]:
     """Run a piece in this process and yield its rows."""
     if part in ("repaired", "parity"):
         yield from gpu_proofs.proof(key, rehearse)
@@ -66,7 +66,7 @@ def piece(part: str, key: str, folder: Path, rehearse: bool) -> Iterator[Dict[st
 
 def in_process(
     folder: Path, rehearse: bool, part: str, key: str, seconds: float
-) -> List[Dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """Run a piece in a process of its own. Return its rows, and a row {"error"} if it failed; none
     if the time that is left was shorter than that of a piece.
     """
@@ -91,20 +91,20 @@ class Results:
         here: description of this machine. Rows of other machines stay.
     """
 
-    def __init__(self, path: Path, here: Dict[str, str]) -> None:
+    def __init__(self, path: Path, here: dict[str, str]) -> None:
         self.path, self._lock = path, threading.Lock()
         self.values = json_rows.read(path, {"machines": [], "rows": []})
         if here not in self.values["machines"]:
             self.values["machines"].append(here)
         self.machine = self.values["machines"].index(here)
 
-    def missing(self, part: str, keys: Sequence[str]) -> List[str]:
+    def missing(self, part: str, keys: Sequence[str]) -> list[str]:
         """Return the pieces of a part that this machine has no rows of."""
         rows = [row for row in self.values["rows"] if row["machine"] == self.machine]
         known = {row["piece"] for row in rows if row["part"] == part}
         return [key for key in keys if key not in known]
 
-    def add(self, part: str, key: str, rows: Sequence[Dict[str, Any]]) -> None:
+    def add(self, part: str, key: str, rows: Sequence[dict[str, Any]]) -> None:
         """Add the rows of a piece, and replace the file. Several threads may call it."""
         named = [{"machine": self.machine, "part": part, "piece": key, **row} for row in rows]
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ class Results:
         print(f"{part}: {key}: {len(rows)} rows, {errors} errors", file=sys.stderr, flush=True)
 
 
-Run = Callable[[str, str, float], List[Dict[str, Any]]]  # of a piece, within some seconds
+Run = Callable[[str, str, float], list[dict[str, Any]]]  # of a piece, within some seconds
 
 
 def measure(results: Results, minutes: float, rehearse: bool, run: Run) -> bool:
@@ -137,7 +137,7 @@ def measure(results: Results, minutes: float, rehearse: bool, run: Run) -> bool:
     return complete
 
 
-def here(rehearse: bool) -> Dict[str, str]:
+def here(rehearse: bool) -> dict[str, str]:
     """Return the device, its driver, the versions and the commit of what is measured."""
     known = {"device": "a rehearsal" if rehearse else machine.gpu()}
     known["driver"] = gpu_times.device("driver_version")

@@ -3,7 +3,7 @@
 import statistics
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Mapping, Sequence
 
 from bench import json_rows, marked
 from posenc_export.runtime.artefact.certificate import format_worst_error
@@ -24,7 +24,7 @@ NONE = "No device has run it yet.\n"
 # Names of the cases of times, and their figures.
 OF_PROMPTS = ("contestant", "context"), ("prompt", "after steps", "new length")
 OF_STEPS = ("contestant", "weights", "rows", "context"), ("step", "memory")
-Row = Dict[str, Any]
+Row = dict[str, Any]
 
 
 def write(values: Mapping[str, Any], page: Path) -> None:
@@ -45,7 +45,7 @@ def _machines(machines: Sequence[Row]) -> str:
 
 def _counts(rows: Sequence[Row]) -> str:
     """One line for each kind of models, and one for each failure."""
-    groups: Dict[Any, List[Row]] = {}
+    groups: dict[Any, list[Row]] = {}
     for row in rows:
         kind = row["piece"].partition(":")[0]
         groups.setdefault((row["machine"] + 1, kind), []).append(row)
@@ -72,7 +72,7 @@ def _failure(row: Row) -> str:
 
 def _times(names: Sequence[str], figures: Sequence[str], rows: Sequence[Row]) -> str:
     """One line for each case: medians of the rounds in microseconds."""
-    cases: Dict[Any, List[Row]] = {}
+    cases: dict[Any, list[Row]] = {}
     errors = []
     for row in rows:
         if "error" in row:
@@ -92,7 +92,7 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[Any]], notes: Sequence[
     return "\n".join([marked.markdown(head, lines), *([""] if notes else []), *notes, ""])
 
 
-SECTIONS: Dict[str, Tuple[str, Callable[[Sequence[Row]], str]]] = {
+SECTIONS: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "repaired": ("### Values: what was repaired without a device", _counts),
     "parity": ("### Values: everything else", _counts),
     "prompts": (PROMPTS, partial(_times, *OF_PROMPTS)),

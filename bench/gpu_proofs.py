@@ -3,7 +3,7 @@
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, Sequence, Tuple
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from posenc_export.export import Sources, export
 from posenc_export.export.quantization.formats import FORMATS, KEEP
@@ -34,7 +34,7 @@ REPAIRED = (
 )
 
 
-def proof(name: str, rehearse: bool = False) -> Iterator[Dict[str, Any]]:
+def proof(name: str, rehearse: bool = False) -> Iterator[dict[str, Any]]:
     """Verify the artefacts of a model on CUDA; yield one row for each. rehearse: only the first,
     with the quick grid, on the CPU if CUDA does not run.
     """
@@ -44,14 +44,14 @@ def proof(name: str, rehearse: bool = False) -> Iterator[Dict[str, Any]]:
     sources = make()
     provider = "cuda" if not rehearse or cuda.obstacle() is None else "cpu"
     for target, dtype in ARTEFACTS[kind][: 1 if rehearse else None]:
-        row: Dict[str, Any] = {"model": name, "kind": kind, "target": target, "dtype": dtype}
+        row: dict[str, Any] = {"model": name, "kind": kind, "target": target, "dtype": dtype}
         with (
             tempfile.TemporaryDirectory() as temporary,
             warnings.catch_warnings(record=True) as warned,
         ):
             warnings.simplefilter("always", RuntimeWarning)
             try:
-                how: Dict[str, Any] = {"dtype": dtype, "weights": weights_of(name)}
+                how: dict[str, Any] = {"dtype": dtype, "weights": weights_of(name)}
                 export(sources, target, Path(temporary) / "a", verify=False, **how)
                 certificate = verify(Path(temporary) / "a", provider, record=False, quick=rehearse)
             except (ValueError, RuntimeError) as error:
@@ -61,11 +61,11 @@ def proof(name: str, rehearse: bool = False) -> Iterator[Dict[str, Any]]:
         yield {**row, **summary(certificate, texts)}
 
 
-def summary(certificate: Mapping[str, Any], warned: Sequence[str]) -> Dict[str, Any]:
+def summary(certificate: Mapping[str, Any], warned: Sequence[str]) -> dict[str, Any]:
     """Return what the results keep of a certificate, and of warnings."""
     worst, errors = worst_cell(certificate), certificate["cells"]
     failed = [cell for cell in errors if not errors[cell] <= bound_of(certificate, cell)]
-    kept: Dict[str, Any] = {"passed": certificate["passed"], "worst": errors[worst]}
+    kept: dict[str, Any] = {"passed": certificate["passed"], "worst": errors[worst]}
     kept |= {"tolerance": bound_of(certificate, worst), "at": worst, "cells": len(errors)}
     if failed:
         kept |= {"failed": len(failed), "such as": {cell: errors[cell] for cell in failed[:6]}}
@@ -75,7 +75,7 @@ def summary(certificate: Mapping[str, Any], warned: Sequence[str]) -> Dict[str, 
     return kept
 
 
-def models() -> Dict[str, Tuple[str, Callable[[], Sources]]]:
+def models() -> dict[str, tuple[str, Callable[[], Sources]]]:
     """Return the models of the dry run by kind and name: their kinds, and what makes them."""
     pairs = ((kind, *of) for kind in ARTEFACTS for of in KINDS[kind]().items())
     return {f"{kind}: {name}": (kind, make) for kind, name, make in pairs}

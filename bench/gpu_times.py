@@ -5,7 +5,7 @@ import json
 import statistics
 import subprocess
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Tuple
+from typing import Any, Callable, Iterator
 
 import numpy as np
 
@@ -31,12 +31,12 @@ STEPPING = [
     for weights in (FORMATS if name in (OURS, GENAI) else ("float16",))
 ]
 # The measured decoder: Llama's architecture.
-LLAMA: Dict[str, Any] = {
+LLAMA: dict[str, Any] = {
     "vocab_size": 50257, "hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12,
     "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
 }  # fmt: skip
 # A prompt [B,S], and a step after it.
-Calls = Tuple[Callable[[np.ndarray], Any], Callable[[], Any]]
+Calls = tuple[Callable[[np.ndarray], Any], Callable[[], Any]]
 Opened = Callable[[], Calls]  # returns the calls of an empty session
 
 
@@ -57,7 +57,7 @@ def prepare(folder: Path, layers: int, **changed: Any) -> None:
     (folder / "prepared").touch()
 
 
-def prompts(name: str, context: int, folder: Path, rehearse: bool) -> Iterator[Dict[str, Any]]:
+def prompts(name: str, context: int, folder: Path, rehearse: bool) -> Iterator[dict[str, Any]]:
     """Yield seconds of prompts of one row: before a step was captured, after steps, and of lengths
     that were not read before.
     """
@@ -80,7 +80,7 @@ def prompts(name: str, context: int, folder: Path, rehearse: bool) -> Iterator[D
 
 def steps(
     name: str, weights: str, rows: int, folder: Path, rehearse: bool
-) -> Iterator[Dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Yield seconds of steps after prompts, and the memory of the device in MB."""
     before, opened = _memory(), _opened(name, weights, rows, folder, rehearse)
     row = {"contestant": name, "weights": weights, "rows": rows}
@@ -181,7 +181,7 @@ def _compiled(folder: Path, rows: int, capacity: int, device: str) -> Opened:
     kind = {"dtype": torch.float16, "attn_implementation": "sdpa"}
     model = LlamaForCausalLM.from_pretrained(folder / "llama", **kind).to(device).eval()
     compiled = torch.compile(model.forward, mode="reduce-overhead", fullgraph=True)
-    state: Dict[str, Any] = {}
+    state: dict[str, Any] = {}
 
     def run(forward: Any, ids: np.ndarray) -> None:
         count = ids.shape[1]
@@ -200,7 +200,7 @@ def _compiled(folder: Path, rows: int, capacity: int, device: str) -> Opened:
     return opened
 
 
-def rows(part: str, key: str, folder: Path, rehearse: bool) -> Iterator[Dict[str, Any]]:
+def rows(part: str, key: str, folder: Path, rehearse: bool) -> Iterator[dict[str, Any]]:
     """Yield the rows of a piece, whose key is a JSON list."""
     arguments = json.loads(key)[1:]  # without the round
     yield from (prompts if part == "prompts" else steps)(*arguments, folder, rehearse)

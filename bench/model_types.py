@@ -24,14 +24,14 @@ import tempfile
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, NamedTuple, Sequence
 
 from bench import marked
 from bench.small_models import POSITIONS, TOKENS, small
 
 RESULTS, PAGE = Path("bench/results/model-types.jsonl"), Path("docs/model-types.md")
 # Of each task, its mapping in transformers and its auto class.
-TASKS: Dict[str, Tuple[str, str]] = {
+TASKS: dict[str, tuple[str, str]] = {
     "causal": ("CAUSAL_LM", "AutoModelForCausalLM"),
     "masked": ("MASKED_LM", "AutoModelForMaskedLM"),
     "seq2seq": ("SEQ_TO_SEQ_CAUSAL_LM", "AutoModelForSeq2SeqLM"),
@@ -235,7 +235,7 @@ def _send(to: Any, memory: int, task: str, name: str, targets: Sequence[str]) ->
     to.send(row)
 
 
-def all_types() -> List[Tuple[str, str]]:
+def all_types() -> list[tuple[str, str]]:
     """Return every task and type of the mappings, sorted by task and name."""
     from transformers.models.auto import modeling_auto
 
@@ -246,7 +246,7 @@ def all_types() -> List[Tuple[str, str]]:
     ]
 
 
-def read_rows(path: Path) -> Dict[Tuple[str, str], Row]:
+def read_rows(path: Path) -> dict[tuple[str, str], Row]:
     """Return the rows of a file of results by task and type; the last of each counts."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     rows = [Row(*json.loads(line)) for line in lines]
@@ -271,7 +271,7 @@ def page(rows: Sequence[Row], version: str) -> str:
     exact = [row for row in rows if row.verdict == EXACT]
     worst = max((row.error / max(row.size, 1.0) for row in exact), default=0.0)
     text = marked.text("model-types")
-    values: Dict[str, Any] = {"version": version, "tokens": TOKENS, "worst": f"{worst:.0e}"}
+    values: dict[str, Any] = {"version": version, "tokens": TOKENS, "worst": f"{worst:.0e}"}
     count = sum(bool(row.targets) for row in rows)
     values["targets"] = f"{count} for {' and '.join(f'`{target}`' for target in targets) or 'none'}"
     values["tried"], values["all"] = len(rows), len(all_types())
@@ -289,7 +289,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--memory", type=float, default=12, help="GiB of address space")
     options = parser.parse_args()
-    import transformers  # noqa: F401
+    import transformers
 
     import posenc_export.export  # noqa: F401  before the first child, which shares what is read
 

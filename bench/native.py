@@ -13,7 +13,7 @@ import argparse
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 import onnxruntime
@@ -56,7 +56,7 @@ OPERATORS = [
 ]
 
 
-def numbers(geometry: Geometry) -> Dict[str, np.ndarray]:
+def numbers(geometry: Geometry) -> dict[str, np.ndarray]:
     """Return the inputs of a call but its caches."""
     heads, kv, rows, tokens, cached, cache = geometry
     random = np.random.default_rng(0)
@@ -70,7 +70,7 @@ def numbers(geometry: Geometry) -> Dict[str, np.ndarray]:
     return feeds
 
 
-def contestants(geometry: Geometry) -> Dict[str, Tuple[str, Geometry]]:
+def contestants(geometry: Geometry) -> dict[str, tuple[str, Geometry]]:
     """Return operators and their calls by name; the second is compared with the first."""
     if geometry.cache == "float16":  # which GroupQueryAttention does not read beside float32
         both = {name: geometry._replace(cache=name) for name in ("float32", "float16")}
@@ -78,14 +78,14 @@ def contestants(geometry: Geometry) -> Dict[str, Tuple[str, Geometry]]:
     return {name: (name, geometry) for name in ("GroupQueryAttention", OPERATOR)}
 
 
-def opened(operator: str, geometry: Geometry, feeds: Dict[str, np.ndarray], threads: int) -> Any:
+def opened(operator: str, geometry: Geometry, feeds: dict[str, np.ndarray], threads: int) -> Any:
     """Return a session with one node."""
     own = operator == OPERATOR
     names = [*INPUTS.split(), *SCALES, *(["", "cache_position"] if own else [])]
     free = {name: array.dtype.name for name, array in feeds.items()}
     free |= dict.fromkeys(("past_key", "past_value"), geometry.cache)
     free = {name: ELEMENTS.get(dtype, dtype) for name, dtype in free.items()}
-    attributes: Dict[str, Any] = {"num_heads": geometry.heads, "kv_num_heads": geometry.kv_heads}
+    attributes: dict[str, Any] = {"num_heads": geometry.heads, "kv_num_heads": geometry.kv_heads}
     attributes |= {} if own else {"do_rotary": 1}
     if geometry.cache == "int8" and not own:
         attributes |= dict.fromkeys(("k_quant_type", "v_quant_type"), "PER_CHANNEL")
@@ -106,7 +106,7 @@ def session_of(content: bytes, threads: int) -> Any:
     return onnxruntime.InferenceSession(content, options, ["CPUExecutionProvider"])
 
 
-def caches_of(geometry: Geometry, count: int) -> List[List[Any]]:
+def caches_of(geometry: Geometry, count: int) -> list[list[Any]]:
     """Return keys and values of several caches."""
     random = np.random.default_rng(0)
     shape = (geometry.rows, geometry.kv_heads, geometry.cached + geometry.tokens, SIZE)
@@ -119,7 +119,7 @@ def caches_of(geometry: Geometry, count: int) -> List[List[Any]]:
     return [[*map(cache, range(2))] for _ in range(count)]
 
 
-def calls_of(session: Any, feeds: Dict[str, np.ndarray], caches: Sequence[Sequence[Any]]) -> Any:
+def calls_of(session: Any, feeds: dict[str, np.ndarray], caches: Sequence[Sequence[Any]]) -> Any:
     """Return a function that makes a call on every cache, in place."""
     bindings = []
     for both in caches:
@@ -139,7 +139,7 @@ def calls_of(session: Any, feeds: Dict[str, np.ndarray], caches: Sequence[Sequen
     return run
 
 
-def of_operators(geometry: Geometry, threads: int) -> Dict[str, Any]:
+def of_operators(geometry: Geometry, threads: int) -> dict[str, Any]:
     """Return times of both operators for a call."""
     feeds, size = numbers(geometry), np.dtype(geometry.cache).itemsize
     slot = 2 * size * geometry.rows * geometry.kv_heads * SIZE  # bytes
@@ -179,7 +179,7 @@ def main() -> None:
         json_rows.write(options.json, [*kept, *rows])
 
 
-def _name(row: Dict[str, Any]) -> Dict[str, Any]:
+def _name(row: dict[str, Any]) -> dict[str, Any]:
     """Return what a row measured, without the results."""
     return {key: value for key, value in row.items() if not isinstance(value, dict)}
 

@@ -9,7 +9,7 @@ import multiprocessing
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Sequence
 
 from bench import json_rows
 from bench.marked import markdown, text
@@ -21,7 +21,7 @@ from posenc_export.models.short_forms import block_config, decoder_config, encod
 
 # Parts of the names of cells (runtime/verification/scenarios.py) that belong to a column; a cell
 # may belong to several columns.
-COLUMNS: Dict[str, Dict[str, Tuple[str, ...]]] = {
+COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "decoder": {
         "full": ("at once",),
         "chunked": ("chunks of", "past middle,", "cache filled"),
@@ -52,14 +52,14 @@ REFUSED = {
 
 def config_of(name: str, form: str) -> AnyConfig:
     """Description of a small decoder or encoder with an encoding."""
-    how: Dict[str, Any] = {"encoding": {"name": name}, "causal": form == "decoder"}
+    how: dict[str, Any] = {"encoding": {"name": name}, "causal": form == "decoder"}
     block = block_config(48, 6, MAX_POSITIONS, kv_heads=3, head_size=16, **how)
     if form == "encoder":
         return encoder_config(61, 2, 40, block)
     return decoder_config(61, 2, 40, block, tied=name != "complex_order")
 
 
-def measured(name: str, form: str) -> List[Dict[str, Any]]:
+def measured(name: str, form: str) -> list[dict[str, Any]]:
     """One row per target: {"encoding", "model", "target", "tolerance", column: worst error}, or
     {"encoding", "model", "target", "refused": reason}.
     """
@@ -71,7 +71,7 @@ def measured(name: str, form: str) -> List[Dict[str, Any]]:
     return rows
 
 
-def _measured(sources: Sources, form: str, target: str) -> Dict[str, Any]:
+def _measured(sources: Sources, form: str, target: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         try:
             certificate = export(sources, target, Path(temporary) / "artefact").certificate
@@ -82,14 +82,14 @@ def _measured(sources: Sources, form: str, target: str) -> Dict[str, Any]:
     assert certificate is not None
     # Without those of other tolerances, where activations are rounded.
     cells = {k: v for k, v in certificate["cells"].items() if k not in certificate["bounds"]}
-    row: Dict[str, Any] = {"tolerance": certificate["tolerance"]}
+    row: dict[str, Any] = {"tolerance": certificate["tolerance"]}
     for column, parts in COLUMNS[form].items():
         errors = [error for cell, error in cells.items() if any(part in cell for part in parts)]
         row[column] = max(errors, default=None)
     return row
 
 
-def table(rows: Sequence[Dict[str, Any]]) -> str:
+def table(rows: Sequence[dict[str, Any]]) -> str:
     """The page as Markdown: the worst encoding of each form and target, and refusals."""
     lines = []
     for target in dict.fromkeys(row["target"] for row in rows):
@@ -102,13 +102,13 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
     return text("parity").format(table=worst_of, refused="\n".join(refused))
 
 
-def _share(row: Dict[str, Any]) -> Tuple[float, str]:
+def _share(row: dict[str, Any]) -> tuple[float, str]:
     """The worst error of a row as a share of its tolerance, and its encoding."""
     errors = [row.get(column) or 0.0 for column in COLUMNS[row["model"]]]
     return max(errors) / row.get("tolerance", 1.0), row["encoding"]
 
 
-def passes(row: Dict[str, Any]) -> bool:
+def passes(row: dict[str, Any]) -> bool:
     """Whether every measured column is within the tolerance."""
     return _share(row)[0] <= 1
 
@@ -119,7 +119,7 @@ def main() -> int:
     pairs = [
         (n, form) for n, of in REGISTRY.items() for form in forms if forms[form] in of.works_in
     ]
-    rows: List[Dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(2, context) as pool:
         for of_targets in pool.map(measured, *zip(*pairs, strict=True)):

@@ -10,7 +10,7 @@ least. --write keeps the results and puts the table into docs/runtimes/native.md
 import argparse
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -28,7 +28,7 @@ FORMATS = ((4, 32), (4, 128), (8, 32))  # bits, inputs of a block
 ROWS, ROUNDS, WEIGHTS = (1, 4, 16, 128), 15, 6e7
 
 
-def opened(domain: str, size: Tuple[int, int], bits: int, block: int, threads: int) -> Any:
+def opened(domain: str, size: tuple[int, int], bits: int, block: int, threads: int) -> Any:
     """Return a session with copies of a product, each with weights of its own."""
     inputs, outputs = size
     copies = max(2, int(WEIGHTS * 8 / bits / inputs / outputs))
@@ -46,7 +46,7 @@ def opened(domain: str, size: Tuple[int, int], bits: int, block: int, threads: i
     return copies, session_of(serialised(graph, nodes, results, free={"x": "float"}), threads)
 
 
-def measured(size: Tuple[int, int], bits: int, block: int, threads: int) -> List[Dict[str, Any]]:
+def measured(size: tuple[int, int], bits: int, block: int, threads: int) -> list[dict[str, Any]]:
     """Return a row for each number of rows of activations."""
     sessions = [opened(domain, size, bits, block, threads) for domain in DOMAINS]
     rows = []
@@ -61,7 +61,7 @@ def measured(size: Tuple[int, int], bits: int, block: int, threads: int) -> List
     return rows
 
 
-def table(rows: Sequence[Dict[str, Any]]) -> str:
+def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return ratios of times, and those of several rows to one row."""
     lines, heads = [], ["1 row", *(f"{n} rows" for n in ROWS[1:])]
     for at in range(0, len(rows), len(ROWS)):
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    rows: List[Dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for size in SIZES:
         for bits, block in FORMATS:
             rows += measured(size, bits, block, options.threads)

@@ -1,7 +1,7 @@
 """Ruins of graphs that bench.ruins plants in artefacts and in what the exporter writes."""
 
 from dataclasses import dataclass
-from typing import Any, Callable, Sequence, Tuple
+from typing import Any, Callable, Sequence
 
 import numpy as np
 import onnx
@@ -25,7 +25,7 @@ class Ruin:
     name: str  # what is wrong
     model: str  # the decoder that it is planted in, a key of MODELS
     plant: Callable[[Graph], None]  # changes a graph in place
-    formats: Tuple[str, ...] = FORMATS  # formats in which it can be planted
+    formats: tuple[str, ...] = FORMATS  # formats in which it can be planted
 
 
 def _constant(graph: Graph, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:

@@ -8,7 +8,7 @@ the runtime, which gives the graph its inputs.
 import contextlib
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, Callable, ContextManager, Dict, Iterator, Tuple
+from typing import Any, Callable, ContextManager, Iterator
 from unittest import mock
 
 import numpy as np
@@ -34,7 +34,7 @@ class StageRuin:
     model: str  # the decoder that is exported, a key of ruins.MODELS
     # Returns a context in which the stage is wrong for the given module.
     plant: Callable[[Any], ContextManager[Any]]
-    formats: Tuple[str, ...] = FORMATS  # formats in which it can be planted
+    formats: tuple[str, ...] = FORMATS  # formats in which it can be planted
     verifies: bool = False  # the stage runs when a published artefact is verified, too
 
 
@@ -94,7 +94,7 @@ def _without_far(rotated: Any, _: Any, q: Any, k: Any, positions: Any) -> Any:
 far_keys_unwritten = _results(RoPELongRoPE, "rotate", _without_far)
 
 
-def _distances_short(distances: Callable[..., Any]) -> Dict[Any, Callable[..., Any]]:
+def _distances_short(distances: Callable[..., Any]) -> dict[Any, Callable[..., Any]]:
     """Let distances of more than 300 tokens be one shorter."""
 
     def wrong(op: Builder, node: Any) -> Any:

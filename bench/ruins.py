@@ -19,7 +19,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Sequence, Set
+from typing import Any, Callable, ContextManager, Iterator, Mapping, Sequence
 from unittest import mock
 
 import numpy as np
@@ -50,7 +50,7 @@ TARGET = {"float16": "ort-cuda", **dict.fromkeys(NATIVE, "ort-native")}
 RANGE, WINDOW = 1024, 512
 PAGE, RESULTS = Path("docs/proof-results.md"), Path("bench/results/ruins.json")
 # Encodings whose models have another name. Keys of LongRoPE are cached with both sets of factors.
-ENCODINGS: Dict[str, Any] = {
+ENCODINGS: dict[str, Any] = {
     "longrope": {
         "name": "rope_longrope",
         "short_factor": ";".join(str(1 + 0.1 * n) for n in range(8)),
@@ -87,7 +87,7 @@ def source_of(name: str, layers: int, format_: str) -> Sources:
     return Sources(model)
 
 
-def arguments_of(format_: str, folder: Path) -> Dict[str, Any]:
+def arguments_of(format_: str, folder: Path) -> dict[str, Any]:
     """Return the arguments of `export` for a format."""
     if format_ in CACHES:
         sample = folder / "sample.txt"
@@ -99,7 +99,7 @@ def arguments_of(format_: str, folder: Path) -> Dict[str, Any]:
     return {"dtype": format_} if format_ == "float16" else {}
 
 
-def ruined(folder: Path, plant: Callable[[Graph], None]) -> Dict[str, Any]:
+def ruined(folder: Path, plant: Callable[[Graph], None]) -> dict[str, Any]:
     """Change the graph of an artefact, and return its files with their digests. Weights stay at the
     places of their file that the manifest names.
     """
@@ -126,7 +126,7 @@ def exporting(target: str, plant: Callable[[Graph], None]) -> Iterator[None]:
         yield
 
 
-def finders(certificate: Mapping[str, Any]) -> Set[str]:
+def finders(certificate: Mapping[str, Any]) -> set[str]:
     """Return the parts of the proof that found something: names of checks, and "grid"."""
     parts = {name for name, check in certificate["checks"].items() if check["failures"]}
     cells = certificate["cells"].items()
@@ -135,7 +135,7 @@ def finders(certificate: Mapping[str, Any]) -> Set[str]:
     return parts
 
 
-def in_file(correct: Path, ruin: Ruin) -> Set[str]:
+def in_file(correct: Path, ruin: Ruin) -> set[str]:
     """Return what `posenc verify` finds in a published artefact with a ruin."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "artefact"
@@ -145,7 +145,7 @@ def in_file(correct: Path, ruin: Ruin) -> Set[str]:
         return in_artefact(folder)
 
 
-def in_artefact(folder: Path) -> Set[str]:
+def in_artefact(folder: Path) -> set[str]:
     """Return what `posenc verify` finds."""
     try:
         return finders(verify(folder, "cpu", record=False))
@@ -153,7 +153,7 @@ def in_artefact(folder: Path) -> Set[str]:
         return {"load"}
 
 
-def in_export(write: Callable[[], Any], wrong: ContextManager[Any]) -> Set[str]:
+def in_export(write: Callable[[], Any], wrong: ContextManager[Any]) -> set[str]:
     """Return what an export finds in a context that makes it wrong; empty if it publishes."""
     with wrong:
         try:
@@ -165,7 +165,7 @@ def in_export(write: Callable[[], Any], wrong: ContextManager[Any]) -> Set[str]:
     return set()
 
 
-def rows_of(layers: int, name: str, format_: str) -> Iterator[Dict[str, Any]]:
+def rows_of(layers: int, name: str, format_: str) -> Iterator[dict[str, Any]]:
     """Yield one row per ruin of a model and format; ruin "none" is the correct artefact."""
     sources, target = source_of(name, layers, format_), TARGET.get(format_, "ort")
     row = {"layers": layers, "format": format_, "model": name}
@@ -195,7 +195,7 @@ def rows_of(layers: int, name: str, format_: str) -> Iterator[Dict[str, Any]]:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table of the page: per ruin and format, the parts that find it at every depth."""
     formats = [name for name in FORMATS if any(row["format"] == name for row in rows)]
-    tried: Dict[Any, List[Mapping[str, Any]]] = {}
+    tried: dict[Any, list[Mapping[str, Any]]] = {}
     for row in rows:
         tried.setdefault((row["ruin"], row["format"]), []).append(row)
     names = [ruin.name for ruin in (*RUINS, *STAGE_RUINS)]
@@ -213,12 +213,12 @@ def _parts_of(rows: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(sorted(always)) or "found"
 
 
-def _ways(row: Mapping[str, Any]) -> Dict[str, List[str]]:
+def _ways(row: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the parts that find a ruin by the way it was planted."""
     return {way: row[way] for way in ("file", "verify", "export") if way in row}
 
 
-def undetected(rows: Sequence[Mapping[str, Any]]) -> List[str]:
+def undetected(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the ruins that pass, and the correct artefacts that do not."""
     wrong = []
     for row in rows:

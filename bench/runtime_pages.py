@@ -5,7 +5,6 @@ python -m bench.runtime_pages
 
 import tempfile
 from pathlib import Path
-from typing import List
 
 import jinja2
 
@@ -36,7 +35,7 @@ def inputs_page() -> str:
     return str(page.render(inputs=inputs, outputs=outputs, **of_states))
 
 
-def programs() -> List[str]:
+def programs() -> list[str]:
     """Return the texts of PROGRAMS for a preset."""
     sources = Sources(load_preset("tiny-rope"))
     with tempfile.TemporaryDirectory() as folder:

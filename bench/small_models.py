@@ -6,7 +6,7 @@ too, unless a table of positions ends there.
 
 import inspect
 import itertools
-from typing import Any, Dict, Iterator, Optional, Tuple
+from typing import Any, Iterator
 
 import torch
 
@@ -16,7 +16,7 @@ PADDING = 8  # rows of a table that may belong to padding
 TRAINED, TABLE = 12, 64  # positions: trained length below TOKENS, or a table that holds them
 POSITIONS = TABLE - PADDING  # for reading: beyond a trained length, within a table
 # Keys by the value that they get.
-VALUES: Dict[int, str] = {
+VALUES: dict[int, str] = {
     128: """vocab_size src_vocab_size tgt_vocab_size entity_vocab_size vocab_size_per_layer_input
         unpadded_vocab_size ngram_vocab_size_base encoder_hash_byte_group_vocab mamba_d_ssm
         pronunciation_vocab_size shape_vocab_size mamba_intermediate""",
@@ -77,7 +77,7 @@ MADE = """head_dim num_key_value_heads n_routed_experts n_shared_experts num_exp
 SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
 TWO_HYBRID = {"num_hidden_layers": 4, "layers_block_type": [LINEAR, "hybrid"] * 2}
-OWN: Dict[str, Dict[str, Any]] = {
+OWN: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {
         "layer_types": [SLIDING, FULL, SLIDING],
         "rope_parameters": {SLIDING: ROTATION, FULL: ROTATION},
@@ -101,7 +101,7 @@ OWN: Dict[str, Dict[str, Any]] = {
 }  # fmt: skip
 # Lists with one entry for each layer that are left to the configuration if a model fails with them.
 OF_LAYERS = ("layer_types", "mlp_layer_types", "layers_block_type", "attention_layers")
-LEFT_OUT: Tuple[Tuple[str, ...], ...] = (
+LEFT_OUT: tuple[tuple[str, ...], ...] = (
     (),
     ("layer_types",),
     OF_LAYERS,
@@ -111,9 +111,9 @@ LEFT_OUT: Tuple[Tuple[str, ...], ...] = (
 )
 
 
-def sizes(default: Any, trained: int, left_out: Tuple[str, ...] = ()) -> Dict[str, Any]:
+def sizes(default: Any, trained: int, left_out: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return small values of a default configuration, also of those inside it."""
-    values: Dict[str, Any] = {}
+    values: dict[str, Any] = {}
     names, known = ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), default.to_dict()
     layers = next((known[name] for name in names if isinstance(known.get(name), int)), 0)
     for key, value in known.items():
@@ -129,7 +129,7 @@ def sizes(default: Any, trained: int, left_out: Tuple[str, ...] = ()) -> Dict[st
             values[key] = trained
         elif key in IDS:
             values[key] = IDS[key]
-        elif key in SIZES and (type(value) is int or value is None and key in MADE):
+        elif key in SIZES and (type(value) is int or (value is None and key in MADE)):
             values[key] = SIZES[key]
         elif isinstance(value, list) and len(value) == layers > LAYERS:
             # LAYERS entries of as many kinds as fit
@@ -145,7 +145,7 @@ def small(name: str, auto: Any) -> Any:
     """Return a small model of a type, of the class that an auto class of transformers gives it.
     Raises what transformers raises for all sizes with a table of positions.
     """
-    why: Optional[Exception] = None
+    why: Exception | None = None
     for kind, trained, left_out in _configs(name):
         try:
             values = sizes(kind(), trained, left_out)
@@ -160,11 +160,11 @@ def small(name: str, auto: Any) -> Any:
             _run(model.get_encoder() if model.config.is_encoder_decoder else model)
             return model
         except Exception as error:
-            why = error if why is None or trained == TABLE and not left_out else why
+            why = error if why is None or (trained == TABLE and not left_out) else why
     raise why or ValueError("no configuration")
 
 
-def _configs(name: str) -> Iterator[Tuple[Any, int, Tuple[str, ...]]]:
+def _configs(name: str) -> Iterator[tuple[Any, int, tuple[str, ...]]]:
     """Yield classes of configurations, also of the text model of a wrapper, positions, and what is
     left out.
     """

@@ -14,7 +14,7 @@ import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -50,14 +50,14 @@ class Variant:
 class Part(NamedTuple):
     """Models of one size."""
 
-    variants: Tuple[Variant, ...]  # their artefacts
-    contexts: Tuple[int, ...]  # tokens in the cache at decode
-    prompts: Tuple[int, ...]  # tokens of a prompt at prefill
-    runtimes: Tuple[str, ...]  # other runtimes, which take part if they are installed
+    variants: tuple[Variant, ...]  # their artefacts
+    contexts: tuple[int, ...]  # tokens in the cache at decode
+    prompts: tuple[int, ...]  # tokens of a prompt at prefill
+    runtimes: tuple[str, ...]  # other runtimes, which take part if they are installed
     seconds: float  # time per contestant and number of tokens
 
 
-def on_targets(*targets: str) -> Tuple[Variant, ...]:
+def on_targets(*targets: str) -> tuple[Variant, ...]:
     """Return rope on these targets and the other encodings on `ort`."""
     others = [Variant(name) for name in ENCODINGS if name != "rope"]
     return (*(Variant(target=target) for target in targets), *others)
@@ -71,7 +71,7 @@ NATIVE = tuple(Variant(target="ort-native", weights=weights) for weights in ("in
 LLAMA_CPP = ("llama.cpp", "llama.cpp-q8_0", "llama.cpp-q4_0")
 DECODERS = ("transformers", *LOADERS)
 PROMPTS, SHORT, LONG = (1024,), (128, 1024), (128, 1024, 8192)
-PARTS: Dict[str, Part] = {
+PARTS: dict[str, Part] = {
     "block": Part(on_targets(*ALL, "pt2"), LONG, PROMPTS, (), 1.5),
     "layers": Part((*on_targets(*ALL), *LOADED), SHORT, PROMPTS, DECODERS, 1.5),
     "model": Part((*on_targets("ort"), *LOADED), SHORT, PROMPTS, DECODERS, 3.0),
@@ -95,12 +95,12 @@ def described(part: str, encoding: str) -> AnyConfig:
     return decoder_config(49152, 30, 1536, block_config(576, 9, 2048, kv_heads=3, encoding=spec))
 
 
-def exported(part: str, say: Progress) -> List[Path]:
+def exported(part: str, say: Progress) -> list[Path]:
     """Export the artefacts of a part, unless they exist, and return their folders."""
     from posenc_export.export import Sources
     from posenc_export.models.presets import seeded
 
-    sources: Dict[str, Sources] = {}
+    sources: dict[str, Sources] = {}
     variants = PARTS[part].variants
     paths = [ARTEFACTS / FOLDERS.get(part, part) / variant.name for variant in variants]
     for variant, path in zip(variants, paths, strict=True):
@@ -121,7 +121,7 @@ def write(model: Any, variant: Variant, path: Path) -> None:
 
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.onnx and torch.jit warn at every export
-        how: Dict[str, Any] = {"weights": variant.weights or None, "cache": variant.cache or None}
+        how: dict[str, Any] = {"weights": variant.weights or None, "cache": variant.cache or None}
         if variant.cache:
             how["calibrate"] = Path(place) / "sample.npy"
             shape = SAMPLE, model.model.config.width
@@ -152,7 +152,7 @@ def main() -> None:
         speed_page.write(reports, Path("docs"))
 
 
-def committed(path: Path) -> Dict[str, Report]:
+def committed(path: Path) -> dict[str, Report]:
     """Return the reports of a JSON file by part; an empty dict if the file does not exist."""
     content = json_rows.read(path, {})
     for report in content.values():

@@ -1,7 +1,7 @@
 """Write docs/speed.md and its chart from results of bench/speed.py."""
 
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any
 
 from bench import json_rows, marked
 from bench.compact_svg import save
@@ -40,10 +40,10 @@ SUMMARY = (
     ("bits", "rope-ort-native-int4", "target `ort-native`, `int4`", "int4"),
 )
 SUMMARIZED = {part for part, *_ in SUMMARY}
-Reports = Dict[str, Report]  # by part
+Reports = dict[str, Report]  # by part
 
 
-def perplexities() -> Dict[str, str]:
+def perplexities() -> dict[str, str]:
     """Return perplexities relative to float32, by the name of the weights in QUALITY."""
     rows = json_rows.read(QUALITY)["rows"]
     return {r["weights"]: f"{r['perplexity']:.2f}" for r in rows if "perplexity" in r}
@@ -60,7 +60,7 @@ def summary(reports: Reports) -> str:
     return marked.markdown(heads, lines)
 
 
-def _interval(spread: Optional[Spread]) -> str:
+def _interval(spread: Spread | None) -> str:
     return "" if spread is None else f"{spread.median:.2f} ({spread.low:.2f} .. {spread.high:.2f})"
 
 
@@ -106,7 +106,7 @@ def _draw(axes: Any, reports: Reports, tokens: int) -> None:
 def write(reports: Reports, folder: Path) -> None:
     """Write the page, and the chart if its parts are measured."""
     (folder / "speed.md").write_text(page(reports), encoding="utf-8")
-    if SUMMARIZED <= reports.keys():
+    if reports.keys() >= SUMMARIZED:
         save(figure(reports), folder / "speed.svg")
 
 
@@ -118,12 +118,12 @@ def page(reports: Reports) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in of.versions.items())
     return marked.text("speed").format(
         machine=f"{of.cores} cores of an {of.processor}",
-        summary=summary(reports) if SUMMARIZED <= reports.keys() else "",
+        summary=summary(reports) if reports.keys() >= SUMMARIZED else "",
         parts="\n".join([*parts, f"Versions: {versions}."]),
     )
 
 
-def ratio(report: Report, tokens: int, contestant: str) -> Optional[Spread]:
+def ratio(report: Report, tokens: int, contestant: str) -> Spread | None:
     """Return the ratio of times of a step, of a contestant to OURS; None without them, or with too
     few rounds.
     """
@@ -131,7 +131,7 @@ def ratio(report: Report, tokens: int, contestant: str) -> Optional[Spread]:
     return ours and theirs and ratio_of(theirs.samples_seconds, ours.samples_seconds)
 
 
-def _row(report: Report, *wanted: Any) -> Optional[Row]:
+def _row(report: Report, *wanted: Any) -> Row | None:
     """Return the row of a phase, a number of tokens and a contestant."""
     rows = (row for row in report.rows if (row.phase, row.tokens, row.contestant) == wanted)
     return next(rows, None)

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from typing import Any, Callable, Dict, List, Mapping, TypeVar
+from typing import Any, Callable, Mapping, TypeVar
 
 Result = TypeVar("Result")
 Clock = Callable[[], float]
@@ -23,9 +23,9 @@ def median_seconds(call: Callable[[], Any], times: int, warm: int = 0) -> float:
 
 def in_turn(
     calls: Mapping[str, Callable[[], Result]], rounds: int, warm: int = 1
-) -> Dict[str, List[Result]]:
+) -> dict[str, list[Result]]:
     """Make every call once a round. Return results by name, without the first `warm` rounds."""
-    results: Dict[str, List[Result]] = {name: [] for name in calls}
+    results: dict[str, list[Result]] = {name: [] for name in calls}
     for number in range(warm + rounds):
         for name, call in calls.items():
             result = call()

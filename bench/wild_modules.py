@@ -17,7 +17,7 @@ import warnings
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 from unittest import mock
 
 from bench import marked
@@ -37,7 +37,7 @@ class Case(NamedTuple):
     code: str
     can: str = ""
     vectors: bool = False
-    output: Optional[str] = None
+    output: str | None = None
     length: int = 11
 
 
@@ -55,7 +55,7 @@ class Empty(MetaPathFinder, Loader):
     def __init__(self, packages: Sequence[str]) -> None:
         self.packages = packages
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Optional[ModuleSpec]:
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         ours = name.partition(".")[0] in self.packages
         return ModuleSpec(name, self, is_package=True) if ours else None
 
@@ -66,7 +66,7 @@ class Empty(MetaPathFinder, Loader):
         """Nothing is in it."""
 
 
-def cases() -> List[Case]:
+def cases() -> list[Case]:
     """Return the cases of wild_modules.toml."""
     found = []
     for entry in tomllib.loads((HERE / "wild_modules.toml").read_text("utf-8"))["module"]:
@@ -101,7 +101,7 @@ def row(case: Case) -> Row:
     return Row(case, *json.loads(run.stdout.splitlines()[-1]))
 
 
-def attempt(case: Case) -> List[str]:
+def attempt(case: Case) -> list[str]:
     """Make and read a module in this process: the outcome, and the largest error or the reason."""
     import torch
 
@@ -157,7 +157,7 @@ def made(code: str) -> Any:
         """Stand for packages that are imported, and not needed."""
         sys.meta_path.insert(0, Empty(packages))
 
-    names: Dict[str, Any] = dict(torch=torch, nn=nn, calling=Calling, by_file=by_file, empty=empty)
+    names: dict[str, Any] = dict(torch=torch, nn=nn, calling=Calling, by_file=by_file, empty=empty)
     names.update(V=50, E=32, N=64)
     exec(code, names)
     module = names["m"].eval().requires_grad_(False)
@@ -172,7 +172,7 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def page(rows: List[Row]) -> str:
+def page(rows: list[Row]) -> str:
     """Return the page of rows."""
     can = [r for r in rows if not r.case.can]
     exact = sum(r.outcome == "exact" for r in can)
@@ -186,7 +186,7 @@ def page(rows: List[Row]) -> str:
     return f"{marked.text('wild-modules')}\n{said}\n\n{marked.markdown(heads, lines)}\n"
 
 
-def kept(new: Row) -> List[Row]:
+def kept(new: Row) -> list[Row]:
     """Add a row to the outcomes; return the last of each module, in order."""
     with RESULTS.open("a", encoding="utf-8") as file:
         file.write(json.dumps([new.case.name, new.outcome, new.why]) + "\n")

@@ -5,7 +5,7 @@ onnxruntime.
 """
 
 import importlib
-from typing import TYPE_CHECKING, List
+from typing import TYPE_CHECKING
 
 from posenc_export.shared.version import VERSION
 
@@ -88,5 +88,5 @@ def __getattr__(name: str) -> object:
     return getattr(importlib.import_module(module), attribute or name)
 
 
-def __dir__() -> List[str]:
+def __dir__() -> list[str]:
     return [*__all__, "__version__"]

@@ -2,14 +2,14 @@
 
 import itertools
 from collections import Counter
-from typing import Any, Collection, Iterable, List, Sequence, Set, Tuple
+from typing import Any, Collection, Iterable, Sequence
 
 import pytest
 
 
 def combinations(
-    *axes: Sequence[Any], together: int = 1, besides: Sequence[Tuple[Any, ...]] = ()
-) -> List[Any]:
+    *axes: Sequence[Any], together: int = 1, besides: Sequence[tuple[Any, ...]] = ()
+) -> list[Any]:
     """Return all combinations of a value of each axis. Those that are neither in `covering` nor in
     `besides` are exhaustive.
     """
@@ -20,7 +20,7 @@ def combinations(
     ]
 
 
-def choice(cases: Iterable[Any], quick: Collection[Any], grouped: bool = False) -> List[Any]:
+def choice(cases: Iterable[Any], quick: Collection[Any], grouped: bool = False) -> list[Any]:
     """Return cases, each a value or a tuple of values, as parameters. Those that are not in `quick`
     are exhaustive. grouped: those of one first value run in one process, which traces their model
     once.
@@ -34,17 +34,17 @@ def choice(cases: Iterable[Any], quick: Collection[Any], grouped: bool = False) 
     return made
 
 
-def covering(*axes: Sequence[Any], together: int = 1) -> List[Tuple[Any, ...]]:
+def covering(*axes: Sequence[Any], together: int = 1) -> list[tuple[Any, ...]]:
     """Return few combinations in which every value of every axis occurs; with `together` 2, every
     pair of values of two axes. Each value occurs about as often as the others of its axis.
     """
 
-    def contents(case: Tuple[Any, ...]) -> Set[Any]:
+    def contents(case: tuple[Any, ...]) -> set[Any]:
         return set(itertools.combinations(enumerate(map(repr, case)), together))
 
     cases = list(itertools.product(*axes))
     missing = set().union(*map(contents, cases))
-    taken: List[Tuple[Any, ...]] = []
+    taken: list[tuple[Any, ...]] = []
     uses: Counter[Any] = Counter()
     while missing:
         taken.append(

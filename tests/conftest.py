@@ -13,7 +13,7 @@ import tempfile
 import tomllib
 from collections import Counter
 from pathlib import Path
-from typing import Any, Iterable, List, Sequence
+from typing import Any, Iterable, Sequence
 
 import pytest
 import torch
@@ -77,7 +77,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # The tests of a file run in one process, which makes their models and fixtures once.
     for item in items:
         if item.get_closest_marker("xdist_group") is None:

@@ -6,7 +6,7 @@ import functools
 import itertools
 import tempfile
 from pathlib import Path
-from typing import Callable, Dict, Optional
+from typing import Callable
 
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import Sources
@@ -23,7 +23,7 @@ ENCODINGS = (
 )  # fmt: skip
 CHECKPOINTS = ("llama", "llama with biases", "mistral", "mistral with a window")
 FILES = ("Q4_0", "Q4_K", "Q8_0")  # types of weights in GGUF files
-Models = Dict[str, Callable[[], Sources]]  # functions that make the sources of an export
+Models = dict[str, Callable[[], Sources]]  # functions that make the sources of an export
 
 
 def decoders() -> Models:
@@ -100,12 +100,12 @@ def _of_file(kind: str) -> Sources:
     return Sources(from_pretrained(path))
 
 
-def weights_of(name: str) -> Optional[str]:
+def weights_of(name: str) -> str | None:
     """Return the format of weights of a model by its name; None for that of activations."""
     return name.partition(FEW_BITS)[2] or None
 
 
-KINDS: Dict[str, Callable[[], Models]] = {
+KINDS: dict[str, Callable[[], Models]] = {
     "decoders": decoders, "presets": presets, "depths": depths, "variants": variants,
     "blocks": blocks, "parts": parts, "checkpoints": checkpoints, "few bits": few_bits,
 }  # fmt: skip

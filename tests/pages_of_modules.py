@@ -3,7 +3,7 @@
 import functools
 import re
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import torch
 
@@ -21,7 +21,7 @@ def sources(page: str) -> Sources:
     text = (TOP / PAGES[page]).read_text(encoding="utf-8")
     code = re.search(CODE, text, re.DOTALL | re.MULTILINE)
     assert code is not None, f"{PAGES[page]} has no class GPT"
-    names: Dict[str, Any] = {"__name__": page}
+    names: dict[str, Any] = {"__name__": page}
     exec(code[0], names)
     torch.manual_seed(3)
     return Sources(names["GPT"]().eval(), how=ReadAs(max_positions=200))

@@ -7,14 +7,14 @@ a single file. Imports within functions count.
 import ast
 import functools
 from pathlib import Path
-from typing import Dict, Iterator, List, Set
+from typing import Iterator
 
 TOP = Path(__file__).parents[1]
 PACKAGE = "posenc_export"
-Graph = Dict[str, Set[str]]  # what each module or room imports
+Graph = dict[str, set[str]]  # what each module or room imports
 
 
-def modules(top: Path = TOP) -> Dict[str, Path]:
+def modules(top: Path = TOP) -> dict[str, Path]:
     """Return the file of every module, by dotted name."""
     paths = {
         path: path.relative_to(top).with_suffix("").parts
@@ -26,7 +26,7 @@ def modules(top: Path = TOP) -> Dict[str, Path]:
     }
 
 
-def imports(files: Dict[str, Path], lazy: bool = True) -> Graph:
+def imports(files: dict[str, Path], lazy: bool = True) -> Graph:
     """Return what each module imports, as dotted names: modules of the package, and names of
     other packages. lazy: count imports within functions.
     """
@@ -49,8 +49,7 @@ def _statements(node: ast.AST, lazy: bool) -> Iterator[ast.AST]:
         yield node
     elif lazy or not (
         isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        or isinstance(node, ast.If)
-        and "TYPE_CHECKING" in ast.unparse(node.test)
+        or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
     ):
         for part in ("body", "orelse", "handlers", "finalbody", "cases"):
             below = getattr(node, part, ())
@@ -58,7 +57,7 @@ def _statements(node: ast.AST, lazy: bool) -> Iterator[ast.AST]:
                 yield from _statements(statement, lazy)
 
 
-def _targets(node: ast.AST, files: Dict[str, Path]) -> Iterator[str]:
+def _targets(node: ast.AST, files: dict[str, Path]) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and node.module:
@@ -93,7 +92,7 @@ def rooms(graph: Graph, inside: str = PACKAGE) -> Graph:
     return {room: targets - {room} for room, targets in result.items()}
 
 
-def circles(graph: Graph) -> List[Set[str]]:
+def circles(graph: Graph) -> list[set[str]]:
     """Return the largest sets of nodes that all reach one another, of at least two nodes."""
     reached: Graph = {}
     for node in graph:
@@ -106,7 +105,7 @@ def circles(graph: Graph) -> List[Set[str]]:
         frozenset(
             other
             for other in graph
-            if other == node or node in reached[other] and other in reached[node]
+            if other == node or (node in reached[other] and other in reached[node])
         )
         for node in graph
     }

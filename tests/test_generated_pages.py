@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import pytest
 
@@ -17,7 +17,7 @@ def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-PAGES: Dict[str, Callable[[], str]] = {
+PAGES: dict[str, Callable[[], str]] = {
     "runtimes/inputs.md": runtime_pages.inputs_page,
     "parity.md": lambda: parity.table(_read(DOCS / "parity.json")),
     "runtimes/table.md": lambda: clients.table(_read(RESULTS / "clients.json")),

@@ -4,13 +4,14 @@ top, each in one folder, and print what is shown.
 
 import contextlib
 import io
+import itertools
 import json
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Iterator
 
 import numpy as np
 import pytest
@@ -24,8 +25,8 @@ from posenc_export.runtime.artefact import files
 
 pytest.importorskip("gguf", reason="gguf is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tests.auditing import graphs  # noqa: E402
-from tests.models import gguf_files  # noqa: E402
+from tests.auditing import graphs
+from tests.models import gguf_files
 
 TOP = Path(__file__).parents[1]
 README = (TOP / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
@@ -33,17 +34,17 @@ ELSEWHERE = ("pip", "python3", ".")  # installation, which `make wheels` runs
 NUMBER = r"(?<![\w.])-?(?:\d+\.\d+(?:e[-+]\d+)?|\d+e[-+]\d+)(?![\w.])"
 
 
-def _blocks() -> List[Tuple[str, str]]:
+def _blocks() -> list[tuple[str, str]]:
     """Language and text of every block of code."""
     return re.findall(r"^```(\w*)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
-def _steps() -> Iterator[Tuple[str, str, str]]:
+def _steps() -> Iterator[tuple[str, str, str]]:
     """Language, text and shown output of each program and command. What a program prints is shown
     in the block after it, without a language.
     """
     blocks = [*_blocks(), ("", "")]
-    for (language, text), (other, after) in zip(blocks, blocks[1:], strict=False):
+    for (language, text), (other, after) in itertools.pairwise(blocks):
         if language == "console":
             for step in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
                 command, _, shown = step.partition("\n")
@@ -55,7 +56,7 @@ def _steps() -> Iterator[Tuple[str, str, str]]:
             yield from (("", line, "") for line in text.splitlines())
 
 
-def _run(language: str, text: str, names: Dict[str, Any]) -> str:
+def _run(language: str, text: str, names: dict[str, Any]) -> str:
     """Run a program or a command as a shell would. Return what it prints."""
     if language:
         with io.StringIO() as printed, contextlib.redirect_stdout(printed):
@@ -128,7 +129,7 @@ def test_every_block_runs_from_the_top_and_prints_what_is_shown(
     monkeypatch.setattr(
         workers, "COMMAND", [sys.executable, str(TOP / "tests/benchmark/fake_worker.py")]
     )  # no measurement in a test
-    names: Dict[str, Any] = {"__name__": "__main__"}
+    names: dict[str, Any] = {"__name__": "__main__"}
     for language, text, shown in _steps():
         # tests/export runs the whole grid
         monkeypatch.setattr(ExportOptions, "quick", not shown)
@@ -146,7 +147,7 @@ def test_every_cell_of_the_tour_runs_and_shows_what_it_prints_and_draws(
     from matplotlib import pyplot
 
     monkeypatch.chdir(tmp_path)
-    names: Dict[str, Any] = {"__name__": "__main__"}
+    names: dict[str, Any] = {"__name__": "__main__"}
     for cell in json.loads((TOP / "docs/tour.ipynb").read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] == "code":
             printed = _run("python", "".join(cell["source"]), names)

@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Any, Callable
 
 import pytest
 import torch
@@ -18,14 +18,14 @@ from tests.traces import exported
 
 pytest.importorskip("gguf", reason="gguf is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tests.models.checkpoints import saved  # noqa: E402
+from tests.models.checkpoints import saved
 
 PAGE = (Path(__file__).parents[1] / "docs/refused.md").read_text(encoding="utf-8")
 BEHIND = PAGE.index("## A checkpoint")  # the messages about modules
 BLOCK = ("block", "--width", "32", "--heads", "2", "--max-positions", "64")
 
 
-def rows(text: str) -> List[str]:
+def rows(text: str) -> list[str]:
     """Return the messages in the tables of a page as regular expressions."""
     shown = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
     return [re.escape(message).replace(re.escape("..."), ".+") for message in shown]
@@ -39,7 +39,7 @@ def test_a_module_that_mixes_tokens_is_refused_in_the_words_of_the_page() -> Non
 def test_every_message_about_files_targets_and_calls_is_a_real_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    said: List[str] = []
+    said: list[str] = []
 
     def export(*arguments: object) -> None:
         assert main(["export", *map(str, arguments)]) == 2

@@ -6,7 +6,6 @@ import functools
 import re
 import tomllib
 from pathlib import Path
-from typing import Set
 
 import pytest
 
@@ -77,7 +76,7 @@ def test_importing_the_front_imports_no_framework(start: str) -> None:
     }
 
 
-def _reached(start: str) -> Set[str]:
+def _reached(start: str) -> set[str]:
     """Return every module that an import of `start` imports, with the packages that it stands
     in.
     """

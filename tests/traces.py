@@ -6,13 +6,13 @@ import shutil
 import tempfile
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any
 
 from posenc_export.export import Sources, export
 from posenc_export.models.presets import seeded
 
 KEPT = 64  # models that are kept; they are tiny
-_made: "OrderedDict[Tuple[Any, ...], Sources]" = OrderedDict()
+_made: "OrderedDict[tuple[Any, ...], Sources]" = OrderedDict()
 
 
 def sources(config: Any, seed: int = 0) -> Sources:
@@ -26,7 +26,7 @@ def sources(config: Any, seed: int = 0) -> Sources:
     return _made[key]
 
 
-_folders: Dict[Tuple[Any, ...], Any] = {}  # temporary folders, and what was exported
+_folders: dict[tuple[Any, ...], Any] = {}  # temporary folders, and what was exported
 
 
 def artefact(config: Any, target: str, **options: Any) -> Path:

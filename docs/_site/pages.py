@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path, PurePosixPath
-from typing import Any, List, Set
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -46,7 +46,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def _markdown(notebook: Any) -> str:
     """Return the cells of a notebook with their stored outputs, texts and PNG pictures."""
-    out: List[str] = []
+    out: list[str] = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
         out.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
@@ -61,8 +61,8 @@ def _markdown(notebook: Any) -> str:
     return "\n\n".join(out)
 
 
-def _expanded(entries: List[Any], docs: Path, named: Set[str]) -> List[Any]:
-    out: List[Any] = []
+def _expanded(entries: list[Any], docs: Path, named: set[str]) -> list[Any]:
+    out: list[Any] = []
     for entry in entries:
         title, below = next(iter(entry.items())) if isinstance(entry, dict) else (None, entry)
         if isinstance(below, list):

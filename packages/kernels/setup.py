@@ -26,7 +26,7 @@ if platform.machine().lower() in ("x86_64", "amd64"):
 elif platform.machine().lower() in ("aarch64", "arm64"):
     SETS |= {"product_dotprod": ["-march=armv8.2-a+dotprod"]}
 PLAIN = ("operator", "node", "work", "product", "product_weights", "dispatch")
-FILES = {**dict.fromkeys(PLAIN, []), **SETS}
+FILES = {**{name: [] for name in PLAIN}, **SETS}
 
 
 class BuildLibrary(build_ext):

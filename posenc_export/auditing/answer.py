@@ -4,7 +4,7 @@ sentence from them: which calls are wrong, from where on, and what that has in c
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -56,7 +56,7 @@ OTHERS = 0.02  # part of right tokens that may be beyond a threshold, right by c
 WRITTEN = "verdict sentence cause cells inputs unreached claims loss".split()  # as JSON
 SMALL = 2e-2  # largest error that rounding to half precision explains
 SUDDEN = 30  # times the error of the token before, of the first wrong one
-Columns = Dict[str, np.ndarray]  # numbers of COLUMNS [N] by token
+Columns = dict[str, np.ndarray]  # numbers of COLUMNS [N] by token
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Observed:
 
     cells: Sequence[Cell]
     columns: Columns  # "cell" counts `cells`
-    failures: Dict[str, str]  # message of the graph for each cell in which it failed
-    impossible: Dict[str, str]  # what the inputs of the graph cannot express, by cell
+    failures: dict[str, str]  # message of the graph for each cell in which it failed
+    impossible: dict[str, str]  # what the inputs of the graph cannot express, by cell
     limit: np.ndarray  # largest error of each token if the graph is right [N]
 
     @property
@@ -87,7 +87,7 @@ class Observed:
         """Which tokens are wrong [N]."""
         return ~(self.columns["error"] <= self.limit)
 
-    def audited(self) -> List[AuditedCell]:
+    def audited(self) -> list[AuditedCell]:
         """Return what was found of each cell."""
         return [self._audited(number, cell.name) for number, cell in enumerate(self.cells)]
 
@@ -110,7 +110,7 @@ def observe(
     """Run cells, and keep each token's error relative to the largest output of the reference.
     limits: gives Observed.limit.
     """
-    parts: List[np.ndarray] = []
+    parts: list[np.ndarray] = []
     failures, impossible = dict[str, str](), dict[str, str]()
     for number, cell in enumerate(cells):
         session.reset()
@@ -152,7 +152,7 @@ class Answer:
     where: str = "right"  # or which calls are wrong, from where on
     cause: str = ""  # a key of CAUSES, or of a hypothesis; empty if the graph is right
     first: int = -1  # place of the first wrong token among the compared ones; -1 if none is wrong
-    features: Tuple[str, ...] = ()  # of the calls that are wrong
+    features: tuple[str, ...] = ()  # of the calls that are wrong
     words: str = ""  # of a hypothesis
 
     @property
@@ -193,7 +193,7 @@ def answer(observed: Observed, edges: Mapping[str, int]) -> Answer:
 
 def _simplest(
     has: Mapping[str, np.ndarray], wrong: np.ndarray
-) -> Tuple[np.ndarray, Tuple[str, ...]]:
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the tokens of the simplest kind of call that is wrong, and its features."""
     for count in range(len(has) + 1):
         for features in itertools.combinations(has, count):
@@ -209,7 +209,7 @@ def _kind(has: Mapping[str, np.ndarray], features: Sequence[str]) -> np.ndarray:
     return np.asarray(np.all(kinds, axis=0))
 
 
-def _threshold(group: Mapping[str, np.ndarray], bad: np.ndarray) -> Tuple[str, Dict[str, int]]:
+def _threshold(group: Mapping[str, np.ndarray], bad: np.ndarray) -> tuple[str, dict[str, int]]:
     """Return words for where the wrong tokens of a group begin, and the numbers in them."""
     total, position = group["past"] + group["new"], group["start"] + group["index"]
     of = " of a sequence" if group["start"].any() else ""
@@ -264,7 +264,7 @@ def _cause(
     return "attention" if first <= 2 else "position"
 
 
-def _at_edge(first: int, edges: Mapping[str, int]) -> Optional[str]:
+def _at_edge(first: int, edges: Mapping[str, int]) -> str | None:
     """Return the cause at an edge, or None if no edge is within one token."""
     names = [name for name, at in edges.items() if abs(at - first) <= 1 and first > 1]
     if not names:
@@ -282,10 +282,10 @@ class Audit:
     sentence: str  # which calls are wrong, and what they have in common
     cause: str  # a key of CAUSES, or a named fault; empty if nothing is wrong
     cells: Sequence[AuditedCell]  # in the order in which they were measured
-    inputs: Sequence[Dict[str, str]]  # table of inputs: "name", "type", "meaning"
+    inputs: Sequence[dict[str, str]]  # table of inputs: "name", "type", "meaning"
     unreached: Mapping[str, str]  # edges of the reference that no cell reached, with the reason
     observed: Observed  # the error of each compared token
-    loss: Optional[Loss] = None  # what rounding costs, of a graph whose weights are rounded
+    loss: Loss | None = None  # what rounding costs, of a graph whose weights are rounded
     # What is proved of an ONNX graph at every length, refuted, or neither
     claims: Sequence[Claim] = ()
     # Source that repeats the first wrong token with numpy and the library of the graph, or empty
@@ -296,6 +296,6 @@ class Audit:
         """Whether every call that the inputs can express ran and is right."""
         return self.verdict == "right"
 
-    def as_json(self) -> Dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return everything but the errors of single tokens and the program, for JSON."""
         return {name: msgspec.to_builtins(getattr(self, name)) for name in WRITTEN}

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
@@ -51,13 +51,13 @@ SHORT, NAMING = 8, 48  # tokens of sequences from which a fault is named
 
 
 def audit(
-    graph: Union[str, Path],
+    graph: str | Path,
     reference: Any,
-    inputs: Union[str, Path, Mapping[str, Any], None] = None,
+    inputs: str | Path | Mapping[str, Any] | None = None,
     quick: bool = False,
     progress: Progress = silent,
     seconds: float = SECONDS,
-    tolerance: Optional[float] = None,
+    tolerance: float | None = None,
 ) -> Audit:
     """Compare a graph that others exported with a reference, in every kind of call that its inputs
     can express.
@@ -93,15 +93,15 @@ class Auditor:
         inputs: Any,
         progress: Progress,
         seconds: float = SECONDS,
-        tolerance: Optional[float] = None,
+        tolerance: float | None = None,
     ) -> None:
         self.say, self.tolerance = progress, tolerance
-        self.cells: List[AuditedCell] = []  # measured so far
+        self.cells: list[AuditedCell] = []  # measured so far
         self.program = ""  # of Audit
         self.path, self.graph = confined.opened(graph, seconds)
         self.interface: Interface
         self.reference: Reference
-        self.rounding: Optional[Rounding] = None
+        self.rounding: Rounding | None = None
         self.joined = ""  # why structure and rounding are not apart
         self._read_graph(reference, inputs)
         self.accuracy = accuracy_of(self.graph.precision, self.reference.facts.tolerance)
@@ -148,7 +148,7 @@ class Auditor:
             got = f"{self.interface.output.name} with {width}"
             raise refusal("audit", rule, got, "give the reference of this graph")
 
-    def _full_pass(self, rows: int, most: int, start: int = 0) -> Tuple[np.ndarray, np.ndarray]:
+    def _full_pass(self, rows: int, most: int, start: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens of rows of at most some length, or the fixed one, and outputs of a call."""
         length = self.interface.length or min(self.interface.capacity or most, most)
         tokens = case_of(self.reference, rows, length, 0).tokens
@@ -200,7 +200,7 @@ class Auditor:
         found, rows = self._with_claims(verdict, sentence, cause, claims), self.interface.rows()
         return Audit(*found, self.cells, rows, unreached, compared, lost, claims, self.program)
 
-    def _claims(self) -> List[Claim]:
+    def _claims(self) -> list[Claim]:
         """Return what is proved of an ONNX graph at every length, refuted by a call that runs here
         and is wrong, or neither.
         """
@@ -212,7 +212,7 @@ class Auditor:
             claims = self.graph.prove(self.interface, self.reference.facts)
         except ValueError as error:  # the graph's process ended
             return [Claim("calls", "not proved", str(error))]
-        doubts: Dict[str, str] = {}  # by call
+        doubts: dict[str, str] = {}  # by call
         for index, claim in enumerate(claims):
             if claim.status == "refuted":
                 call = str([claim.call[name] for name in ("S", "P", "padding", "end", "start")])
@@ -254,8 +254,8 @@ class Auditor:
         return float(errors.max(initial=0.0))
 
     def _with_claims(
-        self, verdict: str, sentence: str, cause: str, claims: List[Claim]
-    ) -> Tuple[str, str, str]:
+        self, verdict: str, sentence: str, cause: str, claims: list[Claim]
+    ) -> tuple[str, str, str]:
         """Return verdict, sentence and cause with what the solver says."""
         by = {status: [c for c in claims if c.status == status] for status in STATUS}
         if refuted := by["refuted"]:
@@ -284,7 +284,7 @@ class Auditor:
 
     def _in_own_precision(
         self, rounding: Rounding, planned: Sequence[Cell], quick: bool
-    ) -> Tuple[Observed, List[AuditedCell], Optional[Loss]]:
+    ) -> tuple[Observed, list[AuditedCell], Loss | None]:
         """Return what was compared of the graph as it is, and the loss."""
         accuracy = accuracy_of(self.graph.precision, self.reference.facts.tolerance)
         if self.tolerance is not None:
@@ -322,7 +322,7 @@ class Auditor:
             factors.append(numerics.SAFETY * change / facts.tolerance)
         return max(factors)
 
-    def _fault(self, reply: Answer) -> Optional[Hypothesis]:
+    def _fault(self, reply: Answer) -> Hypothesis | None:
         """Return the fault, if the outputs of a full pass show which one it is."""
         if reply.features == ("row",):
             _, outputs = self._full_pass(self.interface.batch or ROWS, SHORT)
@@ -397,7 +397,7 @@ class Auditor:
         return np.minimum(allowed, max(LIMIT, tolerance)) / 1.05
 
 
-def verdict_of(reply: Answer, cells: List[AuditedCell]) -> Tuple[str, str]:
+def verdict_of(reply: Answer, cells: list[AuditedCell]) -> tuple[str, str]:
     """Return the verdict on cells, and its sentence."""
     status = ("right", "wrong", "refused", "not possible")
     counts = {name: [cell for cell in cells if cell.status == name] for name in status}

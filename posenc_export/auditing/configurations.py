@@ -2,7 +2,7 @@
 it wrong. export/hypotheses.py tries those of descriptions.
 """
 
-from typing import Any, Callable, Iterator, Tuple
+from typing import Any, Callable, Iterator
 
 import torch
 
@@ -13,7 +13,7 @@ from posenc_export.models.parameters import sharing_weights
 EVERYTHING = 1 << 30  # keys of a window that hides none
 
 
-def with_faults(model: TransformersModel) -> Iterator[Tuple[Hypothesis, TransformersModel]]:
+def with_faults(model: TransformersModel) -> Iterator[tuple[Hypothesis, TransformersModel]]:
     """Yield the faults that a model of transformers can have, with models that have them, which
     share its weights.
     """

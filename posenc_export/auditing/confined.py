@@ -16,7 +16,7 @@ from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, List, Mapping, Set, Tuple, Type
+from typing import Any, Mapping
 
 import msgspec
 import numpy as np
@@ -36,8 +36,8 @@ START = (
     "import sys; sys.path[:] = {}; from posenc_export.auditing import confined; confined.serve()"
 )
 EXECUTORCH = b"ET12"  # bytes 4 to 7 of its programs (schema/program.fbs)
-Packed = Dict[str, Tuple[str, List[int], bytes]]  # name of the dtype, shape and content, by name
-Form = Tuple[Dict[str, Tuple[str, str, str]], Packed]  # attributes of Unrounded
+Packed = dict[str, tuple[str, list[int], bytes]]  # name of the dtype, shape and content, by name
+Form = tuple[dict[str, tuple[str, str, str]], Packed]  # attributes of Unrounded
 OF_FOLDERS = ("model.onnx", "model.pt2")
 MOST_SECONDS = 10**7  # seconds of an audit
 LARGEST = 1 << 31  # numbers of the inputs and outputs of one call
@@ -46,10 +46,10 @@ LARGEST = 1 << 31  # numbers of the inputs and outputs of one call
 class Opened(msgspec.Struct):
     """What is known of a graph: the attributes of Graph."""
 
-    inputs: List[Value]
-    outputs: List[Value]
-    operators: Set[str] = set()
-    unread: Set[str] = set()
+    inputs: list[Value]
+    outputs: list[Value]
+    operators: set[str] = set()
+    unread: set[str] = set()
     precision: str = ""
     code: str = ""
     needs: str = ""
@@ -63,12 +63,12 @@ class Failed(GraphError):
         RuntimeError.__init__(self, text)
 
 
-ERRORS: Dict[str, Type[Exception]] = {
+ERRORS: dict[str, type[Exception]] = {
     "refused": ValueError, "missing": ModuleNotFoundError, "impossible": NotPossible,
     "failed": Failed, "rounded": NotUnrounded,
 }  # fmt: skip
 # What reading and running a graph raises. Others are bugs, and end the process.
-HANDLED: Tuple[Type[Exception], ...] = (
+HANDLED: tuple[type[Exception], ...] = (
     ModuleNotFoundError,
     NotPossible,
     NotUnrounded,
@@ -117,9 +117,9 @@ class Confined:
         run, numbers = partial(self.run, what="run unrounded"), _unpacked(packed)
         return SimpleNamespace(run=run, weights=weights, numbers=numbers)
 
-    def prove(self, interface: Interface, facts: Facts) -> List[Claim]:
+    def prove(self, interface: Interface, facts: Facts) -> list[Claim]:
         """As Graph.prove, of the float32 form if it was opened."""
-        answer: List[Claim] = self._answer(List[Claim], "prove", (interface, facts))
+        answer: list[Claim] = self._answer(list[Claim], "prove", (interface, facts))
         return answer
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class Confined:
         finally:
             timer.cancel()
             self._left = max(0.0, self._left - (time.monotonic() - began))
-        what, answer = msgspec.msgpack.decode(received, type=Tuple[str, msgspec.Raw])
+        what, answer = msgspec.msgpack.decode(received, type=tuple[str, msgspec.Raw])
         if what in ERRORS:
             raise ERRORS[what](msgspec.msgpack.decode(answer, type=str))
         return msgspec.msgpack.decode(answer, type=kind)
@@ -189,12 +189,12 @@ def serve() -> None:
                 answer: Any = msgspec.convert(graph, Opened, from_attributes=True)
             else:
                 request = connection.recv_bytes()
-                what, content = msgspec.msgpack.decode(request, type=Tuple[str, msgspec.Raw])
+                what, content = msgspec.msgpack.decode(request, type=tuple[str, msgspec.Raw])
                 if what == "unrounded":
                     form = graph.unrounded()
                     answer = form.weights, _packed(form.numbers)
                 elif what == "prove":
-                    asked = msgspec.msgpack.decode(content, type=Tuple[Interface, Facts])
+                    asked = msgspec.msgpack.decode(content, type=tuple[Interface, Facts])
                     answer = graph.prove(*asked)
                 else:
                     run = graph.run if what == "run" else graph.form.run
@@ -208,7 +208,7 @@ def serve() -> None:
                 return
 
 
-def _failure(error: Exception, what: str) -> Tuple[str, str]:
+def _failure(error: Exception, what: str) -> tuple[str, str]:
     """Return the kind (ERRORS) and the text of an error of a request."""
     if what == "unrounded":
         return "rounded", str(error) if isinstance(error, NotUnrounded) else brief(error)
@@ -220,7 +220,7 @@ def _failure(error: Exception, what: str) -> Tuple[str, str]:
     return "refused", f"audit: expected a graph that can be run, got {brief(error)}"
 
 
-def opened(graph: Any, seconds: float) -> Tuple[Path, Any]:
+def opened(graph: Any, seconds: float) -> tuple[Path, Any]:
     """Open a file in a process of its own, which may take some seconds, or what an exporter
     writes into a folder.
     """
@@ -281,6 +281,6 @@ def _check_external(path: Path) -> None:
         raise refusal("audit", rule, got, "give another file") from None
     for name in names:
         place, outside = path.parent / name, Path(name).is_absolute() or ".." in Path(name).parts
-        if outside or place.exists() and not place.is_file():
+        if outside or (place.exists() and not place.is_file()):
             rule = "a graph that reads files of its folder alone"
             raise refusal("audit", rule, f"{path} that reads {name[:200]!r}", "give another file")

@@ -4,7 +4,7 @@ Shapes: B batch, L tokens, V numbers of an output.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Mapping, Protocol, Tuple
+from typing import Any, Callable, Mapping, Protocol
 
 import numpy as np
 
@@ -32,10 +32,10 @@ class Facts:
     biased: bool = False
     # By layer, the rule (shared/places.py) of the keys k that a query at q sees, or "" for none;
     # empty if the reference declares none.
-    sees: Tuple[str, ...] = ()
+    sees: tuple[str, ...] = ()
 
     @property
-    def rules(self) -> Tuple[str, ...]:
+    def rules(self) -> tuple[str, ...]:
         """The rules, or that of all layers as it was measured, if nothing limits it."""
         if self.sees or any(name.startswith(LIMITED) for name in self.edges):
             return self.sees or ("",)
@@ -64,4 +64,4 @@ class Claim:
     text: str  # what is proved, or what a call shows, or why it is not proved
     # Of a counterexample: S and P, the slots "padding" to "end" of the tokens of the row, the
     # position "start" of its first token, "column", "slot", "position", "position of the key"
-    call: Dict[str, int] = field(default_factory=dict)
+    call: dict[str, int] = field(default_factory=dict)

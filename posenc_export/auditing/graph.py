@@ -4,7 +4,7 @@ import inspect
 import math
 from collections import Counter
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
+from typing import Any, Callable, Mapping
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.shared.foreign import FOREIGN, brief
 from posenc_export.shared.refusal import refusal
 
-Arrays = Dict[str, np.ndarray]
+Arrays = dict[str, np.ndarray]
 Run = Callable[[Mapping[str, np.ndarray]], Arrays]
 # Operators of weights or activations in few bits.
 FEW_BITS = {"DequantizeLinear", "DynamicQuantizeLinear", "GatherBlockQuantized"}
@@ -40,7 +40,7 @@ def source_of(function: Callable[..., Any], opened: str, *arguments: Any) -> str
     return f"{inspect.getsource(function)}\n\n_, run = {call}"
 
 
-def onnx_runtime(graph: Any) -> Tuple[Any, Run]:
+def onnx_runtime(graph: Any) -> tuple[Any, Run]:
     """Open the graph of a file or its content. bfloat16, which numpy lacks, is the upper half of
     float32.
     """
@@ -115,17 +115,17 @@ class Graph(Opened):
         from posenc_export.auditing.unrounded import read, rounds
 
         self.path, self.code = path, source_of(onnx_runtime, "path")
-        self.form: Optional[Unrounded] = None
+        self.form: Unrounded | None = None
         try:
             session, self._run = onnx_runtime(str(path))
         except Exception as error:  # the types of ONNX Runtime have no common base but Exception
             line = brief(error)
             rule = "a graph that ONNX Runtime loads on the CPU"
             raise refusal("audit", rule, f"{path}: {line}", "give another graph") from None
-        self.outputs: List[Value] = [_value(value, {}) for value in session.get_outputs()]
+        self.outputs: list[Value] = [_value(value, {}) for value in session.get_outputs()]
         model = onnx_ir.load(path)
         sizes = _cache_sizes(model)
-        self.inputs: List[Value] = [_value(value, sizes) for value in session.get_inputs()]
+        self.inputs: list[Value] = [_value(value, sizes) for value in session.get_inputs()]
         self.nodes = read(model)
         self.unread = _unread(self.nodes)
         self.operators = {node.operator for node in self.nodes.walk()}
@@ -138,7 +138,7 @@ class Graph(Opened):
         self.form = Unrounded(self.path)
         return self.form
 
-    def prove(self, interface: Interface, facts: Facts) -> List[Claim]:
+    def prove(self, interface: Interface, facts: Facts) -> list[Claim]:
         """Prove what the graph does at every length, or its float32 form if that was opened."""
         from posenc_export.auditing import proving
 
@@ -178,11 +178,11 @@ def _value(value: Any, sizes: Mapping[str, Mapping[int, int]]) -> Value:
     return Value(value.name, names.get(dtype, dtype), tuple(axes))
 
 
-def _cache_sizes(model: Any) -> Dict[str, Dict[int, int]]:
+def _cache_sizes(model: Any) -> dict[str, dict[int, int]]:
     """Return sizes of axes of caches that the inputs of GroupQueryAttention leave open: the head
     size, and a fixed number of slots where the node demands it (sliding_window_cache).
     """
-    sizes: Dict[str, Dict[int, int]] = {}
+    sizes: dict[str, dict[int, int]] = {}
     for node in model.graph.all_nodes():
         if node.op_type != "GroupQueryAttention" or node.outputs[0].shape is None:
             continue
@@ -194,7 +194,7 @@ def _cache_sizes(model: Any) -> Dict[str, Dict[int, int]]:
     return sizes
 
 
-def _unread(graph: Nodes) -> Set[str]:
+def _unread(graph: Nodes) -> set[str]:
     """Return the inputs that an Identity makes an output, and that nothing else reads."""
     repeated, read = set[str](), set[str]()
     for node in graph.walk():
@@ -203,7 +203,7 @@ def _unread(graph: Nodes) -> Set[str]:
     return (repeated - read) & graph.inputs.keys()
 
 
-def _precision(graph: Nodes, outputs: List[Value]) -> str:
+def _precision(graph: Nodes, outputs: list[Value]) -> str:
     """Return the type of most numbers of a graph or, if none are in half precision, of outputs."""
     sizes = Counter[str]()
     for constant in graph.constants.values():

@@ -9,13 +9,13 @@ import re
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Collection, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Collection, Literal, Mapping, Sequence
 
 import msgspec
 
 from posenc_export.shared.refusal import refusal
 
-Axis = Union[int, str, None]
+Axis = int | str | None
 WHERE = "audit"
 FILE = "give --inputs FILE"
 
@@ -34,7 +34,7 @@ class Value:
 
     name: str
     dtype: str
-    axes: Tuple[Axis, ...]
+    axes: tuple[Axis, ...]
 
     def __str__(self) -> str:
         axes = ",".join("?" if axis is None else str(axis) for axis in self.axes)
@@ -118,8 +118,8 @@ class Interface:
     """How a graph is called."""
 
     # By meaning (MEANINGS), besides caches. Several masks have a number behind their meaning.
-    inputs: Dict[str, Value]
-    caches: Tuple[Cache, ...]  # in the order of the inputs
+    inputs: dict[str, Value]
+    caches: tuple[Cache, ...]  # in the order of the inputs
     output: Value  # the output that is compared
     # "left" if rows of different lengths are aligned at their ends, as transformers does; "right"
     # if the graph counts the tokens of a row (GroupQueryAttention); "none" without a mask.
@@ -153,13 +153,13 @@ class Interface:
         caches = tuple(replace(cache, past=cache.past.wide()) for cache in self.caches)
         return replace(self, inputs=named, caches=caches)
 
-    def rows(self) -> List[Dict[str, str]]:
+    def rows(self) -> list[dict[str, str]]:
         """Return the table of inputs and outputs, caches of all layers in one row."""
         rows = []
         for meaning, value in self.inputs.items():
             holds = MEANINGS[meaning.split(" ")[0]][0]
             rows.append({"name": value.name, "type": str(value), "meaning": holds})
-        grouped: Dict[Tuple[str, int, int], List[Cache]] = {}
+        grouped: dict[tuple[str, int, int], list[Cache]] = {}
         for cache in self.caches:
             grouped.setdefault((str(cache.past), cache.rows, cache.slots), []).append(cache)
         for caches in grouped.values():
@@ -181,9 +181,9 @@ class GivenCache(msgspec.Struct, forbid_unknown_fields=True):
     of the tokens, -1 for a state that every call replaces.
     """
 
-    present: Optional[str] = None
-    rows: Optional[int] = None
-    slots: Optional[int] = None
+    present: str | None = None
+    rows: int | None = None
+    slots: int | None = None
 
 
 class Given(msgspec.Struct, forbid_unknown_fields=True):
@@ -191,13 +191,13 @@ class Given(msgspec.Struct, forbid_unknown_fields=True):
     compared, and where padding is if there is a mask.
     """
 
-    inputs: Dict[str, str] = {}
-    caches: Dict[str, GivenCache] = {}
-    output: Optional[str] = None
-    padding: Optional[Literal["left", "right"]] = None
+    inputs: dict[str, str] = {}
+    caches: dict[str, GivenCache] = {}
+    output: str | None = None
+    padding: Literal["left", "right"] | None = None
 
 
-def given(source: Union[str, Path, Mapping[str, Any], None]) -> Given:
+def given(source: str | Path | Mapping[str, Any] | None) -> Given:
     """Return what a JSON or TOML file of inputs says, or its content. Raise ValueError for another
     key or type, or an unknown meaning.
     """
@@ -261,9 +261,9 @@ def interface_of(
     return Interface(named, caches, output, padding if masked else "none")
 
 
-def _by_name(inputs: Sequence[Value], given: Mapping[str, str]) -> Dict[str, Value]:
+def _by_name(inputs: Sequence[Value], given: Mapping[str, str]) -> dict[str, Value]:
     """Return the inputs whose meaning their names say, by meaning."""
-    named: Dict[str, Value] = {}
+    named: dict[str, Value] = {}
     by_name = {value.name: value for value in inputs}
     for name, meaning in given.items():
         if name not in by_name:
@@ -296,7 +296,7 @@ def _fits(meaning: str, value: Value) -> bool:
     return value.whole and rank in RANKS.get(meaning, (0, 1, 2))
 
 
-def _add_tokens(named: Dict[str, Value], rest: List[Value], inputs: Sequence[Value]) -> None:
+def _add_tokens(named: dict[str, Value], rest: list[Value], inputs: Sequence[Value]) -> None:
     """Add the tokens: the only input of whole numbers [B,S], or the only float input [B,S,E]."""
     for meaning, fitting in (
         ("input_ids", [value for value in rest if value.whole and len(value.axes) == 2]),
@@ -311,13 +311,13 @@ def _add_tokens(named: Dict[str, Value], rest: List[Value], inputs: Sequence[Val
     raise refusal(WHERE, "an input of token ids or hidden states", names, remedy)
 
 
-def _output(outputs: Sequence[Value], given: Optional[str]) -> Value:
+def _output(outputs: Sequence[Value], given: str | None) -> Value:
     by_name = {value.name: value for value in outputs}
     for name in (given,) if given else OUTPUTS:
         if name in by_name:
             return by_name[name]
     fitting = [value for value in outputs if not value.whole and len(value.axes) == 3]
-    if not given and (len(fitting) == 1 or fitting and fitting[0] is outputs[0]):
+    if not given and (len(fitting) == 1 or (fitting and fitting[0] is outputs[0])):
         return fitting[0]
     names = ", ".join(f"{value.name} {value}" for value in outputs) or "none"
     remedy = f'{FILE} with {{"output": NAME}}'
@@ -326,7 +326,7 @@ def _output(outputs: Sequence[Value], given: Optional[str]) -> Value:
 
 def _caches(
     rest: Sequence[Value], outputs: Sequence[Value], given: Mapping[str, GivenCache]
-) -> Tuple[Cache, ...]:
+) -> tuple[Cache, ...]:
     """Pair the inputs without another meaning with the outputs of the next call's caches."""
     by_name = {value.name: value for value in outputs}
     pairs = {value.name: _present(value.name, by_name) for value in rest}
@@ -353,7 +353,7 @@ def _caches(
     return tuple(_cache(*parts) for parts in known)
 
 
-def _present(past: str, outputs: Mapping[str, Value]) -> Optional[str]:
+def _present(past: str, outputs: Mapping[str, Value]) -> str | None:
     """Return the output for a cache by its name, or None."""
     fits = [(old, new) for old, new in PRESENT if old in past]
     names = [past.replace(old, new, 1) if old else new + past for old, new in fits]
@@ -373,7 +373,7 @@ def _cache(past: Value, present: str, given: GivenCache) -> Cache:
         rule = f"rows and slots in --inputs to be two axes below {rank}, or slots -1"
         raise refusal(WHERE, rule, got, "correct the file")
     of_tokens = rank == 2 and re.search("past|seq|len", str(past.axes[1]))
-    if rank < 3 and not of_tokens or RECURRENT.search(past.name.lower()):
+    if (rank < 3 and not of_tokens) or RECURRENT.search(past.name.lower()):
         return Cache(past, present, rows, -1)
     others = [axis for axis in range(rank) if axis != rows]
     symbolic = [axis for axis in others if not isinstance(past.axes[axis], int)]

@@ -4,7 +4,7 @@ import base64
 import html
 import io
 from dataclasses import asdict
-from typing import Any, List, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -56,7 +56,7 @@ def render(audit: Audit, name: str) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines: List[str] = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]
+    lines: list[str] = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]
     for row in rows:
         cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
         lines.append(f"<tr class='{row[1] if row[1] in ('wrong', 'refused') else ''}'>{cells}</tr>")

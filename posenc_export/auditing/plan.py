@@ -5,7 +5,7 @@ Shapes: B rows, L tokens of a sequence.
 
 import functools
 import itertools
-from typing import Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Iterator, Mapping
 
 import numpy as np
 
@@ -37,7 +37,7 @@ WORK = 1 << 38  # pairs of queries and keys, times model width
 
 def plan(
     interface: Interface, reference: Reference, quick: bool
-) -> Tuple[List[Cell], Dict[str, str]]:
+) -> tuple[list[Cell], dict[str, str]]:
     """Return the cells of an audit, kinds of calls alone first, then those of several rows; and the
     edges that none of them reaches, by name, with the reason.
     """
@@ -45,7 +45,7 @@ def plan(
     most = min(facts.positions, interface.capacity or facts.positions)
     length = interface.length if interface.length > 1 else LENGTH
     length = min(length, most)
-    cells: List[Cell] = []
+    cells: list[Cell] = []
     lengths = [length] if length <= facts.whole or not facts.whole else [facts.whole, length]
     batches = (interface.batch,) if interface.batch else (1, ROWS)
     for size, rows in itertools.product(lengths, batches):
@@ -84,7 +84,7 @@ def case_of(reference: Reference, rows: int, length: int, start: int) -> Case:
     return Case(tokens, full, [start] * rows, fork_at, other, other_full)
 
 
-def of_call(interface: Interface, reference: Reference, call: Mapping[str, int]) -> Optional[Cell]:
+def of_call(interface: Interface, reference: Reference, call: Mapping[str, int]) -> Cell | None:
     """Return the cell of a counterexample (facts.Claim); None if it is too long to run."""
     count, past, length = call["S"], call["P"], call["end"] - call["padding"]
     facts, rows = reference.facts, interface.batch or 1
@@ -109,7 +109,7 @@ def of_call(interface: Interface, reference: Reference, call: Mapping[str, int])
     return Cell("call of " + ", ".join(f"{name} {n}" for name, n in words.items()), run)
 
 
-def _tokens(reference: Reference, shape: Tuple[int, int], name: str) -> np.ndarray:
+def _tokens(reference: Reference, shape: tuple[int, int], name: str) -> np.ndarray:
     facts = reference.facts
     if facts.vocabulary:
         return numbers(shape, name, facts.vocabulary)
@@ -156,7 +156,7 @@ def _of_lengths(length: int) -> Iterator[Scenario]:
     yield Scenario("chunks of 1", chunked(1))
 
 
-def padded_behind(session: Calls, case: Case, reference: Optional[Reference] = None) -> Pairs:
+def padded_behind(session: Calls, case: Case, reference: Reference | None = None) -> Pairs:
     """Prefill rows of different lengths with padding behind them; with a reference, compare with
     its outputs for each row alone.
     """
@@ -175,7 +175,7 @@ def padded_behind(session: Calls, case: Case, reference: Optional[Reference] = N
 
 def _edges(
     interface: Interface, reference: Reference, rows: int, reached: int, most: int
-) -> Tuple[List[Cell], Dict[str, str]]:
+) -> tuple[list[Cell], dict[str, str]]:
     """Return the cells at edges beyond shorter sequences, and the edges that are too far."""
     facts, cells, unreached = reference.facts, [], {}
     edges = dict(facts.edges)

@@ -4,7 +4,7 @@ import io
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, List, Mapping, Set, Tuple, Type
+from typing import Any, Mapping
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from posenc_export.shared.foreign import FOREIGN, brief, explained
 from posenc_export.shared.refusal import refusal
 
 
-def torch_program(loaded: Any, names: List[str], changed: List[str], halves: List[str]) -> Any:
+def torch_program(loaded: Any, names: list[str], changed: list[str], halves: list[str]) -> Any:
     """Take a program of torch.export. Return its module, and run. names: of outputs; changed:
     buffers that a call writes; halves: inputs in bfloat16, which numpy lacks.
     """
@@ -62,8 +62,8 @@ class Program:
     rounded = ""
 
     def __init__(self, path: Path) -> None:
-        self.operators: Set[str] = set()
-        self.unread: Set[str] = set()
+        self.operators: set[str] = set()
+        self.unread: set[str] = set()
         loaded = _checked(path)
         weights = loaded.state_dict.values()
         dtypes = [str(weight.dtype).removeprefix("torch.") for weight in weights]
@@ -93,7 +93,7 @@ class Program:
         except (*RUN_ERRORS, AssertionError) as error:
             raise GraphError(error) from error
 
-    def prove(self, interface: Interface, facts: Facts) -> List[Claim]:
+    def prove(self, interface: Interface, facts: Facts) -> list[Claim]:
         """Prove nothing: only graphs in ONNX are proved."""
         return []
 
@@ -103,7 +103,7 @@ def _checked(path: Path) -> Any:
     it checked.
     """
     # torch.export logs tracebacks of errors that are handled here.
-    errors: Tuple[Type[Exception], ...] = (*FOREIGN, torch._export.verifier.SpecViolationError)
+    errors: tuple[type[Exception], ...] = (*FOREIGN, torch._export.verifier.SpecViolationError)
     silent = quiet(DeprecationWarning, FutureWarning, logger="torch.export", level=logging.CRITICAL)
     try:
         with path.open("rb") as stream, silent:
@@ -124,7 +124,7 @@ def _value(name: str, node: Any) -> Value:
     return Value(name, str(tensor.dtype).removeprefix("torch."), axes)
 
 
-def _changed(exported: Any) -> List[str]:
+def _changed(exported: Any) -> list[str]:
     """Return the names of the buffers that a program writes."""
     signature = exported.graph_signature
     written = filter(None, map(written_by, exported.graph.nodes))

@@ -8,7 +8,7 @@ Shapes: B rows, S new tokens, P slots of caches, T = P + S keys of a call.
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import z3
@@ -101,7 +101,7 @@ class ForeignCall:
         ]
         self.tensors = {value.name: self._fed(m, value) for m, value in interface.inputs.items()}
         for cache in interface.caches:
-            sizes: Dict[int, Any] = {cache.rows: self.rows, cache.slots: P}
+            sizes: dict[int, Any] = {cache.rows: self.rows, cache.slots: P}
             of = [sizes.get(k, n) for k, n in enumerate(cache.past.axes)]
             shape = [z3.Int(str(n)) if isinstance(n, str) or n is None else n for n in of]
             self.tensors[cache.past.name] = Tensor(shape, lambda index: Score(z3.RealVal(0)))
@@ -138,7 +138,7 @@ class ForeignCall:
             "use_cache_branch": ((), lambda i: P > 0),
             "logits_to_keep": ((), lambda i: 0),
         }
-        if meaning not in known or meaning == "attention_mask" and rank != 2:
+        if meaning not in known or (meaning == "attention_mask" and rank != 2):
             open_axes = [B, S, *(z3.Int(str(axis)) for axis in value.axes[2:])]
             sizes = zip(value.axes, open_axes, strict=False)
             shape = [n if isinstance(n, int) else size for n, size in sizes]
@@ -159,18 +159,18 @@ class ForeignCall:
         b, i, t = self.row, self.column, self.slot
         return evaluate(text, {"q": self.query(b, i), "k": self.position(b, t)}, SOLVER)
 
-    def within(self) -> List[Any]:
+    def within(self) -> list[Any]:
         """Return that row, column and slot are those of a token and a key."""
         pairs = ((self.row, self.rows), (self.column, self.columns), (self.slot, self.total))
         return [z3.And(index >= 0, index < size) for index, size in pairs]
 
-    def smallest(self, *facts: Any) -> Optional[z3.ModelRef]:
+    def smallest(self, *facts: Any) -> z3.ModelRef | None:
         """Return a call with the fewest keys, then the fewest new tokens, as Solver.smallest."""
         first = self.first(self.row)
         sizes = (self.total, self.columns, first, self.rows, self.row, self.column)
         return self.solver.smallest(sizes, *facts)
 
-    def described(self, model: z3.ModelRef) -> Dict[str, int]:
+    def described(self, model: z3.ModelRef) -> dict[str, int]:
         """Return the call of a counterexample."""
         b, i, t = self.row, self.column, self.slot
         numbers = {
@@ -181,7 +181,7 @@ class ForeignCall:
         return {name: model.eval(n + z3.IntVal(0), True).as_long() for name, n in numbers.items()}
 
 
-def prove(graph: Nodes, interface: Interface, facts: Facts) -> List[Claim]:
+def prove(graph: Nodes, interface: Interface, facts: Facts) -> list[Claim]:
     """Prove the claims on a graph, whose large constants have a shape alone."""
     try:
         call = ForeignCall(interface, facts)
@@ -260,7 +260,7 @@ class _Proof:
             elif node.operator == GROUPED:
                 yield partial(self._grouped, node)
 
-    def _index(self, tensor: Tensor) -> List[Any]:
+    def _index(self, tensor: Tensor) -> list[Any]:
         """Return the index of any query and key, of the row, and of any head."""
         call, rank = self.call, len(tensor.shape)
         heads = [z3.Int(f"head {axis}") for axis in range(rank - 3)]
@@ -290,7 +290,7 @@ class _Proof:
         hidden, size = call.slot > query, node.attributes.get("local_window_size", -1)
         return z3.Or(hidden, query - call.slot >= size) if size > 0 else hidden
 
-    def _sees(self, hidden: Any, rule: str) -> Tuple[str, Any]:
+    def _sees(self, hidden: Any, rule: str) -> tuple[str, Any]:
         call = self.call
         q, k = call.rule("q"), call.rule("k")
         expected = both(k >= 0, call.rule(rule))
@@ -306,7 +306,7 @@ class _Proof:
 
     def _positions(self) -> Iterator[Claim]:
         """Prove the positions that rows of tables and angles are of."""
-        known: Dict[Any, str] = {}
+        known: dict[Any, str] = {}
         for node in self.graph.nodes:
             stored = self.graph.constants.get((node.inputs or [""])[0])
             if node.operator == "Gather" and stored is not None and self._is_table(stored, node):
@@ -353,7 +353,7 @@ class _Proof:
                 raise Untranslated("an axis that is not of rows or tokens")
         return tensor.at([*axes, *last])
 
-    def _rows(self, node: Node, stored: Constant) -> Tuple[str, Any]:
+    def _rows(self, node: Node, stored: Constant) -> tuple[str, Any]:
         call, q, rows = self.call, self.call.rule("q"), stored.shape[0]
         index, inside = self._token(self.values.get(node.inputs[1])), [*call.within(), q >= 0]
         start = call.smallest(*inside)
@@ -378,7 +378,7 @@ class _Proof:
                 return model
         return None
 
-    def _angles(self, node: Node) -> Tuple[str, Any]:
+    def _angles(self, node: Node) -> tuple[str, Any]:
         call, q = self.call, self.call.rule("q")
         tensor, inside = self.values.get(node.inputs[0]), [*call.within(), q >= 0]
         size = tensor.shape[-1]
@@ -456,4 +456,4 @@ def _gather(context: Any, node: Node, x: Tensor, at: Tensor) -> Tensor:
     return Tensor([*at.shape, 1], entry)
 
 
-ALL: Dict[str, Any] = {**OPERATORS, "MatMul": _product, "Mul": _scaled, "Gather": _gather}
+ALL: dict[str, Any] = {**OPERATORS, "MatMul": _product, "Mul": _scaled, "Gather": _gather}

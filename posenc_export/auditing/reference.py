@@ -8,7 +8,7 @@ import copy
 import functools
 import inspect
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Any, Callable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -41,14 +41,14 @@ class Exact:
     from_pretrained.
     """
 
-    def __init__(self, build: Callable[[Optional[int]], TransformersModel]) -> None:
+    def __init__(self, build: Callable[[int | None], TransformersModel]) -> None:
         self._open(build)
         self.facts = self._facts()
 
-    def _open(self, build: Callable[[Optional[int]], TransformersModel]) -> None:
+    def _open(self, build: Callable[[int | None], TransformersModel]) -> None:
         self.build, self.model = build, build(None)
         self.read = as_model(self.model)
-        self._sessions: Dict[Tuple[bool, int], Session] = {}
+        self._sessions: dict[tuple[bool, int], Session] = {}
 
     def _built(self, short: bool) -> TransformersModel:
         """Return the model with the factors of LongRoPE for short texts, or those of its range."""
@@ -101,7 +101,7 @@ class Exact:
             self._sessions[key] = expected.eager_session(model, min(capacity, self.facts.positions))
         return expected.full_pass(self._sessions[key], tokens, start, None)
 
-    def faulty(self, length: int) -> Iterator[Tuple[Hypothesis, TransformersModel]]:
+    def faulty(self, length: int) -> Iterator[tuple[Hypothesis, TransformersModel]]:
         """As configurations.with_faults, for `length` tokens."""
         yield from configurations.with_faults(self._built(length <= self.facts.whole))
         for name in ("long", "short") if self.model.trained else ():
@@ -244,7 +244,7 @@ def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> R
     return Exact(functools.partial(_checkpoint, Path(text), not hidden))
 
 
-def _checkpoint(path: Path, head: bool, positions: Optional[int]) -> TransformersModel:
+def _checkpoint(path: Path, head: bool, positions: int | None) -> TransformersModel:
     """Load a checkpoint; one that states no number of positions gets UNSTATED."""
     try:
         return from_pretrained(path, positions, head=head)

@@ -5,7 +5,7 @@ import inspect
 import itertools
 import zlib
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -57,8 +57,8 @@ print("expected", expected[:4])
 print(f"error {{error:.1e}} of the largest output, tolerance {tolerance:.1e}")
 sys.exit(not error <= {tolerance!r})
 """
-Step = Tuple[Arrays, Optional[np.ndarray]]
-Axes = Tuple[str, int, int]
+Step = tuple[Arrays, np.ndarray | None]
+Axes = tuple[str, int, int]
 
 
 def program(
@@ -102,7 +102,7 @@ def program(
 
 def _compared(
     session: ForeignSession, cell: Cell, place: int
-) -> Tuple[np.ndarray, np.ndarray, float]:
+) -> tuple[np.ndarray, np.ndarray, float]:
     """Run a cell up to a token. Return the token's outputs, the expected ones, and the largest
     expected output of the call.
     """
@@ -120,7 +120,7 @@ def in_line(text: str) -> str:
     return text if text.isprintable() else ascii(text)
 
 
-def _chain(session: ForeignSession, call: int) -> Tuple[List[Step], Dict[str, Axes]]:
+def _chain(session: ForeignSession, call: int) -> tuple[list[Step], dict[str, Axes]]:
     """Return the calls up to one, and how caches are passed on. If the session does more with
     caches than to take slots, only the last call, with its caches.
     """

@@ -8,7 +8,7 @@ vector one of K = 1.
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Mapping, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ TIMES, MOST = 3.0, 0.7
 EPSILON = 1e-4  # smaller constants, such as those of norms, change less than float32 rounds
 HIDES = -6e4  # of masks
 FIRST = 8  # rows by which most weights are told apart
-Taken = Dict[Tuple[str, int], np.ndarray]  # numbers by name and first row of what they are of
+Taken = dict[tuple[str, int], np.ndarray]  # numbers by name and first row of what they are of
 
 
 class Slot(NamedTuple):
@@ -49,14 +49,14 @@ class Piece(NamedTuple):
 class Carried:
     """What is known of the rounded constants of a graph."""
 
-    pieces: List[Piece] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
     # By constants of products that are none, the nearest weight, and how much it differs
-    strange: Dict[str, str] = field(default_factory=dict)
-    kept: List[str] = field(default_factory=list)  # other constants that are no weights
+    strange: dict[str, str] = field(default_factory=dict)
+    kept: list[str] = field(default_factory=list)  # other constants that are no weights
 
     def into(self, model: Any) -> Any:
         """Put the numbers into a model, in place, and return it."""
-        filled: Dict[str, np.ndarray] = {}
+        filled: dict[str, np.ndarray] = {}
         for piece in self.pieces:
             if piece.slot not in filled:
                 old = model.get_parameter(piece.slot).detach().float().numpy()
@@ -74,7 +74,7 @@ class Carried:
 
 
 def carried(
-    weights: Mapping[str, Tuple[str, str, str]], numbers: Mapping[str, np.ndarray], model: Any
+    weights: Mapping[str, tuple[str, str, str]], numbers: Mapping[str, np.ndarray], model: Any
 ) -> Carried:
     """Find the weights of a model that the rounded constants of a graph are.
 
@@ -97,7 +97,7 @@ def carried(
     return result
 
 
-def slots(model: Any) -> List[Slot]:
+def slots(model: Any) -> list[Slot]:
     """Return the parameters of a model; one that several modules share counts for each."""
     found = []
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -129,13 +129,13 @@ def _exact(numbers: np.ndarray) -> bool:
 
 
 def _pieces(
-    numbers: np.ndarray, role: str, limit: float, stored: List[Slot], taken: Taken
-) -> Tuple[Optional[List[Piece]], str]:
+    numbers: np.ndarray, role: str, limit: float, stored: list[Slot], taken: Taken
+) -> tuple[list[Piece] | None, str]:
     """Return the rows of weights that make up a constant, or None and the nearest weight."""
     matrix, nearest = _matrix(numbers), (np.inf, "")
     turned = [matrix.T] if matrix.shape[1] > 1 else []
     for rows in (*turned, matrix) if role == "product" else (matrix, *turned):
-        pieces: List[Piece] = []
+        pieces: list[Piece] = []
         begin = 0
         while begin < len(rows):
             best = _best(rows[begin:], role, limit, stored, taken)
@@ -153,10 +153,10 @@ def _pieces(
 
 
 def _best(
-    rows: np.ndarray, role: str, limit: float, stored: List[Slot], taken: Taken
-) -> Optional[Tuple[float, Piece]]:
+    rows: np.ndarray, role: str, limit: float, stored: list[Slot], taken: Taken
+) -> tuple[float, Piece] | None:
     """Return the weight that the first rows are nearest to, and how far they are."""
-    best: Optional[Tuple[Tuple[bool, bool, bool, float], Piece]] = None
+    best: tuple[tuple[bool, bool, bool, float], Piece] | None = None
     for slot in stored:
         if slot.numbers.shape[1] != rows.shape[1]:
             continue
@@ -246,8 +246,8 @@ class Loss:
     lowest: float  # the lowest of them
     # Kullback-Leibler divergence of the probabilities of the next token, in nats, on average: its
     # exponential is the factor of the perplexity of text that the reference would write.
-    divergence: Optional[float] = None
-    agreement: Optional[float] = None  # part of tokens whose most probable next token is the same
+    divergence: float | None = None
+    agreement: float | None = None  # part of tokens whose most probable next token is the same
 
     def __str__(self) -> str:
         if self.divergence is None or self.agreement is None:

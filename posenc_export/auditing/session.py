@@ -4,7 +4,7 @@ Shapes: B batch, S new tokens, P past slots, T = P + S, M capacity, V numbers of
 """
 
 import copy
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class Call(NamedTuple):
     behind: np.ndarray  # columns of padding behind the new tokens of each row
     valid: np.ndarray  # columns without padding [B,S]
     source: int  # the call of its caches, or NONE
-    slots: Optional[np.ndarray]  # of that call, which the caches have [B,P]; None for all
+    slots: np.ndarray | None  # of that call, which the caches have [B,P]; None for all
     inputs: Arrays  # and caches that it was given, if a session keeps them
     caches: Arrays
 
@@ -63,7 +63,7 @@ class ForeignSession:
 
     def reset(self) -> None:
         """Remove all rows."""
-        self.calls: List[Call] = []  # shared with forks
+        self.calls: list[Call] = []  # shared with forks
         self._begin(0, 0)
 
     def _begin(self, rows: int, start: Any) -> None:
@@ -72,15 +72,15 @@ class ForeignSession:
         self.count: np.ndarray = np.zeros(rows, np.int64)  # [B]
         self.valid: np.ndarray = np.zeros((rows, 0), bool)  # [B,P]
         self.cropped, self.source = False, NONE
-        self.slots: Optional[np.ndarray] = None  # as of Call
+        self.slots: np.ndarray | None = None  # as of Call
 
     def prefill(
         self,
         inputs: Any,
         *,
         start: Any = None,
-        attention_mask: Optional[np.ndarray] = None,
-        chunk: Optional[int] = None,
+        attention_mask: np.ndarray | None = None,
+        chunk: int | None = None,
         **others: Any,
     ) -> np.ndarray:
         """As Session.prefill, of all outputs. A call with attention_mask feeds its columns."""
@@ -205,7 +205,7 @@ class ForeignSession:
     def _present(self, cache: Cache, array: np.ndarray, past: int) -> np.ndarray:
         """Return the slots in use of a cache that the graph returned."""
         rank = len(cache.past.axes)
-        if array.ndim != rank or rank > 2 and array.shape[cache.rows] != len(self.valid):
+        if array.ndim != rank or (rank > 2 and array.shape[cache.rows] != len(self.valid)):
             got = f"{cache.present} {list(array.shape)} for {counted(len(self.valid), 'row')}"
             raise GraphError(ValueError(got))
         if cache.slots < 0:
@@ -254,7 +254,7 @@ def feeds_of(
     valid: np.ndarray,
     total: np.ndarray,
     next_position: np.ndarray,
-) -> Dict[str, np.ndarray]:
+) -> dict[str, np.ndarray]:
     """Return the inputs by name.
 
     Args:

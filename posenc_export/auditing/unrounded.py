@@ -8,7 +8,7 @@ docs/ContribOperators.md.
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Iterator, Mapping, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -24,7 +24,7 @@ from posenc_export.runtime.graphs.onnx_nodes import Node, Nodes
 from posenc_export.runtime.verification.constants import MICROSOFT, READERS
 from posenc_export.runtime.verification.float32_form import FLOAT, HALF, widened
 
-Origins = Dict[str, Tuple[str, str]]  # by name of a constant, Weight.format and Weight.source
+Origins = dict[str, tuple[str, str]]  # by name of a constant, Weight.format and Weight.source
 LARGEST = (1 << 31) - (1 << 20)  # bytes of a model in one message of protobuf
 STORED = 1 << 20  # numbers of a constant that the solver may need
 BITS = {"int8": 8, "uint8": 8, "int4": 4, "uint4": 4}
@@ -67,13 +67,13 @@ def read(model: Any, whole: bool = False) -> Nodes:
 
 def rounds(graph: Nodes) -> str:
     """Return in what the weights of a graph are rounded, such as "8 bits"; "" if they are not."""
-    sizes: Dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for name, (kind, _) in _origins(graph).items():
         sizes[kind] = sizes.get(kind, 0) + math.prod(graph.constants[name].shape)
     return max(sizes, key=lambda kind: sizes[kind], default="")
 
 
-def unrounded(path: Path) -> Tuple[Nodes, bytes, Dict[str, Weight]]:
+def unrounded(path: Path) -> tuple[Nodes, bytes, dict[str, Weight]]:
     """Return the float32 form of a graph, the same serialised, and the constants whose numbers were
     rounded. Raise NotUnrounded if it is not known.
     """
@@ -144,7 +144,7 @@ class _Writer:
     graph: Nodes  # the whole one, which gets new constants
     makers: Mapping[str, Node]  # of the values beside the node
     origins: Origins
-    nodes: List[Node] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
 
     def __call__(self, operator: str, *inputs: str, **attributes: Any) -> str:
         name = f"{self.node.outputs[0]}.{len(self.nodes)}.float32"
@@ -211,18 +211,18 @@ def _rewritten(graph: Nodes, whole: Nodes, origins: Origins) -> Iterator[Node]:
         yield onnx_parts.new_node("Identity", [result], node.outputs[:1]) if result else node
 
 
-def _block_rows(write: _Writer, x: List[str]) -> str:
+def _block_rows(write: _Writer, x: list[str]) -> str:
     table, axis = write.weight(x[0], x[2], x[3]), write.node.attributes.get("gather_axis", 0)
     return write("Gather", table, x[1], axis=axis)
 
 
-def _dynamic(write: _Writer, x: List[str]) -> str:
+def _dynamic(write: _Writer, x: list[str]) -> str:
     for number, name in zip((1, 0), write.node.outputs[1:], strict=False):
         write.constant(number, name)  # scale and zero point
     return x[0]
 
 
-def _dequantize(write: _Writer, x: List[str]) -> str:
+def _dequantize(write: _Writer, x: list[str]) -> str:
     write.check_one(x[1])
     source = write.makers.get(x[0], Node())
     if source.operator != "Gather" or source.inputs[0] not in write.graph.constants:
@@ -232,7 +232,7 @@ def _dequantize(write: _Writer, x: List[str]) -> str:
 
 
 # By operator: a function of the writer and the inputs that returns the name of the first output.
-Rewriting = Callable[[_Writer, List[str]], str]
+Rewriting = Callable[[_Writer, list[str]], str]
 REWRITTEN: Mapping[str, Rewriting] = {
     "MatMulNBits": lambda write, x: write.plus(write("MatMul", x[0], write.weight(*x[1:5])), x[5]),
     "GatherBlockQuantized": _block_rows,
@@ -256,12 +256,12 @@ REWRITTEN: Mapping[str, Rewriting] = {
 
 def _scale_products(graph: Nodes, origins: Origins) -> None:
     """Multiply the weight of a product with the scales by which its outputs are multiplied."""
-    readers: Dict[str, List[Node]] = {name: [Node()] for name in graph.outputs}
+    readers: dict[str, list[Node]] = {name: [Node()] for name in graph.outputs}
     for node in graph.nodes:
         for name in onnx_parts.reads(node):
             readers.setdefault(name, []).append(node)
 
-    def only(name: str) -> Optional[Node]:
+    def only(name: str) -> Node | None:
         return readers[name][0] if len(readers.get(name, ())) == 1 else None
 
     for node in graph.nodes:

@@ -4,7 +4,7 @@ import re
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple, Union
+from typing import Sequence
 
 from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
 from posenc_export.runtime.artefact import manifest as manifests
@@ -37,7 +37,7 @@ def _named(manifest: Manifest) -> str:
     return "+".join(names if len(names) <= SHOWN else [*names[:SHOWN], "..."]) or "nope"
 
 
-def artefact_labels(manifests: Sequence[Manifest], paths: Sequence[Path]) -> List[str]:
+def artefact_labels(manifests: Sequence[Manifest], paths: Sequence[Path]) -> list[str]:
     """Return names of artefacts by encoding, target, weights, cache and signature, as in
     "rope-ort-int8". Artefacts that agree in these have the shortest distinct endings of their
     paths as well.
@@ -53,7 +53,7 @@ def artefact_labels(manifests: Sequence[Manifest], paths: Sequence[Path]) -> Lis
     return labels
 
 
-def _parts(manifest: Manifest) -> List[str]:
+def _parts(manifest: Manifest) -> list[str]:
     weights = manifest.weights.format if manifest.weights else ""
     dtype = manifest.dtype if manifest.dtype != "float32" else ""
     cache = f"cache-{manifest.cache}" if manifest.cache else ""
@@ -62,7 +62,7 @@ def _parts(manifest: Manifest) -> List[str]:
     return [part for part in parts if part]
 
 
-def numbered(names: Sequence[str]) -> List[str]:
+def numbered(names: Sequence[str]) -> list[str]:
     """Return the names with "#2", "#3" ... appended to repetitions."""
     counts = [names[: at + 1].count(name) for at, name in enumerate(names)]
     labels = zip(names, counts, strict=True)
@@ -90,7 +90,7 @@ class Contestant:
         return not self._built or not (RUNTIMES[self.runtime].quantizes or of_few_bits)
 
     @property
-    def perplexity(self) -> Optional[float]:
+    def perplexity(self) -> float | None:
         """Perplexity over that of float32; None if not measured on this folder."""
         quality = None if self._built else self.manifest.quality
         return quality.ratio if quality else None
@@ -100,7 +100,7 @@ class Contestant:
         return self.runtime != ARTEFACT and RUNTIMES[self.runtime].builds
 
 
-def gather(folders: Sequence[Union[str, Path]], runtimes: Sequence[str]) -> List[Contestant]:
+def gather(folders: Sequence[str | Path], runtimes: Sequence[str]) -> list[Contestant]:
     """Return the contestants: other runtimes (RUNTIMES) first, then the folders in their order.
     Raise ValueError for no folder, and for runtimes that support none or are not installed.
     """
@@ -116,9 +116,9 @@ def gather(folders: Sequence[Union[str, Path]], runtimes: Sequence[str]) -> List
     return [replace(contestant, label=label) for contestant, label in pairs]
 
 
-def _of_folders(folders: Sequence[Path]) -> List[Contestant]:
+def _of_folders(folders: Sequence[Path]) -> list[Contestant]:
     read, paths = [manifests.read(path) for path in folders], [path.resolve() for path in folders]
-    models: List[Manifest] = []  # the first folder of each model
+    models: list[Manifest] = []  # the first folder of each model
     for manifest in read:
         if all(manifest.config != other.config for other in models):
             models.append(manifest)
@@ -133,7 +133,7 @@ def _of_folders(folders: Sequence[Path]) -> List[Contestant]:
     return contestants
 
 
-def usable(numbers: Sequence[int], contestants: Sequence[Contestant]) -> List[int]:
+def usable(numbers: Sequence[int], contestants: Sequence[Contestant]) -> list[int]:
     """Return the numbers of tokens that every contestant supports, ascending. Raise ValueError for
     a number below 2, or if all exceed max_positions of a contestant.
     """
@@ -148,7 +148,7 @@ def usable(numbers: Sequence[int], contestants: Sequence[Contestant]) -> List[in
     return inside
 
 
-def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
+def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> list[Contestant]:
     """Return a runtime's contestants: one per folder that it loads, or per model that it builds."""
     runtime = RUNTIMES[name]
     missing = runtime.missing()
@@ -165,7 +165,7 @@ def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
         raise refusal(f"benchmark {name}", runtime.rule, got, remedy)
     if not runtime.builds:
         return [replace(own, label=f"{name} on {own.label}", runtime=name) for own in supported]
-    models: Dict[str, Contestant] = {}
+    models: dict[str, Contestant] = {}
     for own in supported:
         models.setdefault(own.model, own)
     several = len({artefact.model for artefact in artefacts}) > 1
@@ -173,7 +173,7 @@ def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
     return [replace(own, label=names[model], runtime=name) for model, own in models.items()]
 
 
-def _providers(manifest: Manifest) -> Tuple[str, ...]:
+def _providers(manifest: Manifest) -> tuple[str, ...]:
     """Providers that run an artefact on this machine."""
     if manifest.target.endswith("-cuda"):
         return ("cuda",)

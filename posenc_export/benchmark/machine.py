@@ -6,7 +6,7 @@ import platform
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Callable, Dict
+from typing import Callable
 
 import numpy as np
 
@@ -27,7 +27,7 @@ DURATION = 0.06  # seconds per measurement
 TIMES = 3  # measurements, of which the shortest time counts
 
 
-def watched(measure: Callable[[], float]) -> Dict[str, float]:
+def watched(measure: Callable[[], float]) -> dict[str, float]:
     """Return the seconds that `measure` returns, and the cores that other processes used meanwhile,
     below 0 by chance or without /proc/stat.
     """

@@ -4,7 +4,7 @@ import datetime
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -28,8 +28,8 @@ CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
 class Measurement:
     """One run of a benchmark."""
 
-    contestants: List[Contestant]
-    workers: List[Worker]  # that of each contestant
+    contestants: list[Contestant]
+    workers: list[Worker]  # that of each contestant
     limits_worker: Worker  # the worker that measures the limits of the machine
     threads: int  # of a contestant
     batch: int  # rows of every call
@@ -39,7 +39,7 @@ class Measurement:
     progress: Progress  # called with one line of text at each stage
     steps: Steps  # rounds of all phases; some prompts have fewer
     # Cores used by other processes during each sample.
-    other_cores: List[float] = field(default_factory=list)
+    other_cores: list[float] = field(default_factory=list)
 
     def report(self, contexts: Sequence[int], prompts: Sequence[int], **about: Any) -> Report:
         """Load the contestants, and measure decode, then prefill, at each number of tokens. about:
@@ -52,7 +52,7 @@ class Measurement:
         calls = [("decode", tokens, self.decode) for tokens in contexts]
         calls += [("prefill", tokens, self.prefill) for tokens in prompts]
         how = f"{len(self.contestants)} contestants, {self.rounds} rounds"
-        rows: List[Row] = []
+        rows: list[Row] = []
         for done, (phase, tokens, measure) in enumerate(calls):
             self.steps.advance(done * self.rounds)
             self.progress(f"{phase} at {tokens} tokens: {how}")
@@ -70,12 +70,12 @@ class Measurement:
             **about,
         )
 
-    def decode(self, tokens: int) -> List[Row]:
+    def decode(self, tokens: int) -> list[Row]:
         """Time steps of all contestants, and reads of the bytes that a step must read."""
         duration = self.seconds * DECODE_SHARE / self.rounds
-        times: List[List[float]] = [[] for _ in self.workers]
+        times: list[list[float]] = [[] for _ in self.workers]
         sizes = (machine.step_bytes(own.manifest, tokens, self.batch) for own in self.contestants)
-        reads: Dict[int, List[float]] = {size: [] for size in sizes}
+        reads: dict[int, list[float]] = {size: [] for size in sizes}
         for turn in range(self.rounds):
             how = {"context": tokens, "duration": duration, "fresh": turn == 0}
             for worker, samples in zip(self.workers, times, strict=True):
@@ -87,10 +87,10 @@ class Measurement:
         bandwidths = {size: size / spread(samples).median for size, samples in reads.items()}
         return self._rows("decode", tokens, times, bandwidths)
 
-    def prefill(self, tokens: int) -> List[Row]:
+    def prefill(self, tokens: int) -> list[Row]:
         """Time prompts of all contestants. Long prompts get fewer turns."""
         counts = [self._prompts(worker, tokens) for worker in self.workers]
-        times: List[List[float]] = [[] for _ in self.workers]
+        times: list[list[float]] = [[] for _ in self.workers]
         for turn in range(max(counts)):
             for worker, samples, count in zip(self.workers, times, counts, strict=True):
                 if turn < count:
@@ -109,15 +109,15 @@ class Measurement:
         self.other_cores.append(reply["other_cores"])
         return float(reply["seconds"])
 
-    def _load(self, contestant: Contestant, worker: Worker) -> Dict[str, Any]:
+    def _load(self, contestant: Contestant, worker: Worker) -> dict[str, Any]:
         self.progress(f"load {contestant.label}")
         where = {"runtime": contestant.runtime, "folder": str(contestant.folder)}
         how = {"provider": contestant.provider, "threads": self.threads, "batch": self.batch}
         return worker.ask("load", **where, **how)
 
     def _rows(
-        self, phase: str, tokens: int, times: List[List[float]], bandwidths: Dict[int, float]
-    ) -> List[Row]:
+        self, phase: str, tokens: int, times: list[list[float]], bandwidths: dict[int, float]
+    ) -> list[Row]:
         """Return the rows of a phase, fastest first. bandwidths: bytes per second by bytes read."""
         pairs = list(zip(self.contestants, times, strict=True))
         pairs.sort(key=lambda pair: spread(pair[1]).median)
@@ -147,7 +147,7 @@ class Measurement:
         return rows
 
 
-def _loaded(contestant: Contestant, reply: Dict[str, Any], peak: int) -> Loaded:
+def _loaded(contestant: Contestant, reply: dict[str, Any], peak: int) -> Loaded:
     manifest = contestant.manifest
     return Loaded(
         contestant=contestant.label,
@@ -166,10 +166,10 @@ def _loaded(contestant: Contestant, reply: Dict[str, Any], peak: int) -> Loaded:
 
 
 def run(
-    folders: Sequence[Union[str, Path]],
+    folders: Sequence[str | Path],
     runtimes: Sequence[str] = (),
-    contexts: Optional[Sequence[int]] = None,
-    prompts: Optional[Sequence[int]] = None,
+    contexts: Sequence[int] | None = None,
+    prompts: Sequence[int] | None = None,
     batch: int = 1,
     rounds: int = 10,
     threads: int = 2,

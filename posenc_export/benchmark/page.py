@@ -6,7 +6,7 @@ import io
 import itertools
 import math
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Mapping, Sequence
 
 from posenc_export.benchmark.ratios import Spread, ratios
 from posenc_export.benchmark.report import LOAD_HEADS, ROW_HEADS, Report, duration, filled, median
@@ -41,16 +41,16 @@ COLOURS = "#0072b2 #d55e00 #009e73 #cc79a7 #56b4e9 #e69f00 #444444 #8c510a #9999
 LINES = ("-", "--", ":")  # line styles; the next one is used when all colours are taken
 ANSWER = 128  # steps after a prompt, whose total time a column has
 APART = 0.075  # least distance of two labels, in heights of the axes
-Mark = Callable[[Any, List[Row], Dict[str, Any]], None]
+Mark = Callable[[Any, list[Row], dict[str, Any]], None]
 # Colour and line style of each contestant, the same in every plot.
-Styles = Mapping[str, Dict[str, Any]]
+Styles = Mapping[str, dict[str, Any]]
 
 
 def render(report: Report) -> str:
     """Return the HTML page of a report. Raise ModuleNotFoundError without matplotlib."""
     looks = [{"color": color, "linestyle": line} for line in LINES for color in COLOURS]
     names = [loaded.contestant for loaded in report.contestants]
-    styles = dict(zip(names, itertools.cycle(looks)))  # noqa: B905
+    styles = dict(zip(names, itertools.cycle(looks)))
     models = " and ".join(dict.fromkeys(loaded.model for loaded in report.contestants))
     drawn = _plots(report, styles)
     notes = " ".join(
@@ -103,7 +103,7 @@ def _plots(report: Report, styles: Styles) -> str:
 
 def _medians(report: Report, styles: Styles) -> str:
     """A table of median times and ratios: a line for each contestant, the fastest first."""
-    columns: Dict[Tuple[str, int], Dict[str, Tuple[Row, Optional[Spread]]]] = {}
+    columns: dict[tuple[str, int], dict[str, tuple[Row, Spread | None]]] = {}
     for row, slower in zip(report.rows, ratios(report.rows, report.baseline), strict=True):
         columns.setdefault((row.phase, row.tokens), {})[row.contestant] = (row, slower)
     first = {name: row.median_seconds for name, (row, _) in next(iter(columns.values())).items()}
@@ -131,7 +131,7 @@ def _medians(report: Report, styles: Styles) -> str:
 
 
 def _band(
-    value: Callable[[Row, float], float], axes: Any, rows: List[Row], style: Dict[str, Any]
+    value: Callable[[Row, float], float], axes: Any, rows: list[Row], style: dict[str, Any]
 ) -> None:
     """Draw what belongs to the median time of each row, and the band of the 10th and 90th
     percentile, on a logarithmic axis.
@@ -148,7 +148,7 @@ def _band(
 
 
 def _level(
-    value: Callable[[Row], float], axes: Any, rows: List[Row], style: Dict[str, Any]
+    value: Callable[[Row], float], axes: Any, rows: list[Row], style: dict[str, Any]
 ) -> None:
     """Draw a number of each row, on an axis from 0."""
     values = list(map(value, rows))
@@ -156,7 +156,7 @@ def _level(
     axes.set_ylim(0, max(1.1 * max(values), axes.get_ylim()[1]))
 
 
-def _figure(title: str, rows: List[Row], places: str, unit: str, mark: Mark, styles: Styles) -> str:
+def _figure(title: str, rows: list[Row], places: str, unit: str, mark: Mark, styles: Styles) -> str:
     """Return a heading and a plot with a line per contestant; "" with one number of tokens."""
     if len({row.tokens for row in rows}) < 2:
         return ""
@@ -187,7 +187,7 @@ def _figure(title: str, rows: List[Row], places: str, unit: str, mark: Mark, sty
     return f"<h2>{html.escape(title)}</h2>\n{image}"
 
 
-def _label_ends(axes: Any, ends: Sequence[Tuple[str, float]], styles: Styles) -> None:
+def _label_ends(axes: Any, ends: Sequence[tuple[str, float]], styles: Styles) -> None:
     """Write the name of each line beside its last point. Names that would overlap are moved up."""
     to_axes = axes.transData + axes.transAxes.inverted()
     right = axes.get_xlim()[1]
@@ -203,7 +203,7 @@ def _folded(title: str, content: str) -> str:
     return f"<details><summary>{title}</summary>{content}</details>"
 
 
-def _table(heads: Sequence[str], cells: Sequence[Tuple[str, ...]]) -> str:
+def _table(heads: Sequence[str], cells: Sequence[tuple[str, ...]]) -> str:
     lines = [_line("th", heads, heads), *(_line("td", heads, line) for line in cells)]
     return f'<div class="scroll"><table>{chr(10).join(lines)}</table></div>'
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Sequence
 
 import numpy as np
 
@@ -41,7 +41,7 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(float(median), float(low), float(high))
 
 
-def ratio(times: Sequence[float], reference: Sequence[float]) -> Optional[Spread]:
+def ratio(times: Sequence[float], reference: Sequence[float]) -> Spread | None:
     """Return the median of times / reference, round by round, with its confidence interval; None
     with fewer than FEWEST rounds.
 
@@ -57,11 +57,11 @@ def ratio(times: Sequence[float], reference: Sequence[float]) -> Optional[Spread
     return Spread(float(np.median(ratios)), float(low), float(high))
 
 
-def ratios(rows: Sequence[Row], baseline: str = "") -> List[Optional[Spread]]:
+def ratios(rows: Sequence[Row], baseline: str = "") -> list[Spread | None]:
     """Return the ratio of each row to that of the baseline, or without one to the fastest; None for
     that row itself, or with too few rounds.
     """
-    chosen: Dict[Tuple[str, int], Row] = {}
+    chosen: dict[tuple[str, int], Row] = {}
     for row in sorted(rows, key=lambda row: row.median_seconds):
         if baseline in ("", row.contestant):
             chosen.setdefault((row.phase, row.tokens), row)
@@ -70,7 +70,7 @@ def ratios(rows: Sequence[Row], baseline: str = "") -> List[Optional[Spread]]:
     return list(times)
 
 
-def headlines(rows: Sequence[Row], baseline: str = "") -> List[str]:
+def headlines(rows: Sequence[Row], baseline: str = "") -> list[str]:
     """Return a sentence for each phase: at the smallest and at the largest number of tokens, the
     time of every contestant relative to the baseline, or without one to the fastest at the largest.
     """
@@ -81,7 +81,7 @@ def headlines(rows: Sequence[Row], baseline: str = "") -> List[str]:
         at_ends = [row for row in of_phase if row.tokens in ends]
         at_ends.sort(key=lambda row: (row.tokens, row.median_seconds))
         fastest = next(row.contestant for row in at_ends if row.tokens == ends[-1])
-        texts: Dict[str, List[str]] = {}
+        texts: dict[str, list[str]] = {}
         for row, times in zip(at_ends, ratios(at_ends, baseline or fastest), strict=True):
             if times is not None:
                 said = str(times)

@@ -1,7 +1,7 @@
 """The report of a benchmark: as JSON with units in field names, and as a table."""
 
 from itertools import compress
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -29,7 +29,7 @@ LOAD_HEADS = (
     *("contestant", "model", "target", "provider", "perplexity", "load", "first call"),
     "peak memory",
 )
-Cells = List[Tuple[str, ...]]
+Cells = list[tuple[str, ...]]
 
 
 class Report(Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,23 +37,23 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
 
     machine: Machine
     limits: Limits
-    contestants: List[Loaded]
-    rows: List[Row]
+    contestants: list[Loaded]
+    rows: list[Row]
     batch_rows: int  # rows of the batch
     # Cores that other processes used while samples were taken, on average; 0 on systems without
     # /proc/stat, None in results of earlier versions
-    other_cores: Optional[float]
+    other_cores: float | None
     schema: int = SCHEMA
     date: str = ""  # of the run, YYYY-MM-DD; as the next two empty in results of earlier versions
     baseline: str = ""  # the contestant to which ratios are relative; empty for the fastest
     command: str = ""  # command line
 
     @property
-    def headlines(self) -> List[str]:
+    def headlines(self) -> list[str]:
         """The result of each phase in one sentence."""
         return headlines(self.rows, self.baseline)
 
-    def to_json(self) -> Dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the report as dicts, lists, strings and numbers."""
         return {**msgspec.to_builtins(self), "headlines": self.headlines}
 
@@ -88,12 +88,12 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         return cells
 
     @property
-    def limit(self) -> List[str]:
+    def limit(self) -> list[str]:
         """A sentence on the column `of limit`, if it is filled."""
         return [OF_LIMIT] if any(row.share_of_limit is not None for row in self.rows) else []
 
     @property
-    def unsteady(self) -> List[str]:
+    def unsteady(self) -> list[str]:
         """A sentence on marked times, if there are any."""
         remedy = "; --threads 1 needs only one free core" if self.machine.threads > 1 else ""
         marked = f"times whose 90th percentile is more than {UNSTEADY:.0f} times the 10th"
@@ -109,7 +109,7 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         remedy = " Threads of torch wait for free cores with OMP_WAIT_POLICY=PASSIVE."
         return text + remedy * (self.machine.threads > 1) if cores > BUSY else ""
 
-    def conditions(self) -> List[str]:
+    def conditions(self) -> list[str]:
         """Return sentences on machine and contestants, limits, versions, and the command line."""
         machine = self.machine
         threads, cores = counted(machine.threads, "thread"), counted(machine.cores, "core")
@@ -144,7 +144,7 @@ def median(row: Row) -> str:
     return f"~ {duration(row.median_seconds)}" if unsteady(row) else duration(row.median_seconds)
 
 
-def filled(heads: Sequence[str], cells: Cells) -> Tuple[Sequence[str], Cells]:
+def filled(heads: Sequence[str], cells: Cells) -> tuple[Sequence[str], Cells]:
     """Return heads and cells without columns that are empty in all rows."""
     kept = [any(line[at] not in ("", "-") for line in cells) for at in range(len(heads))]
     return tuple(compress(heads, kept)), [tuple(compress(line, kept)) for line in cells]

@@ -1,7 +1,5 @@
 """The results of a benchmark, as fields with units in their names."""
 
-from typing import Dict, List, Optional
-
 from msgspec import Struct
 
 BUSY = 0.2  # cores used by other processes, above which the machine counts as busy
@@ -15,7 +13,7 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True):
     processor: str
     cores: int
     threads: int
-    versions: Dict[str, str]
+    versions: dict[str, str]
     memory_bytes: int = 0
 
 
@@ -29,7 +27,7 @@ class WorkingSet(Struct, frozen=True, forbid_unknown_fields=True):
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     """Limits of the machine, measured in the same run."""
 
-    read: List[WorkingSet]  # read bandwidth by working set, ascending
+    read: list[WorkingSet]  # read bandwidth by working set, ascending
 
 
 class Loaded(Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,7 +45,7 @@ class Loaded(Struct, frozen=True, forbid_unknown_fields=True):
     first_calls_seconds: float  # time of a short prompt and a step after loading
     peak_memory_bytes: int  # largest resident memory
     # Relative to float32, from the manifest; None if it was not measured on text
-    perplexity: Optional[float] = None
+    perplexity: float | None = None
 
 
 class Row(Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,10 +58,10 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
     median_seconds: float
     p10_seconds: float
     p90_seconds: float
-    samples_seconds: List[float]  # samples in the order of the rounds
+    samples_seconds: list[float]  # samples in the order of the rounds
     tokens_per_second: float  # rate of all rows of the batch together
-    least_bytes: Optional[int]  # bytes of weights and valid cache; None at prefill and on CUDA
-    read_bytes_per_second: Optional[float]  # bandwidth of reading as many bytes, in the same rounds
-    share_of_limit: Optional[float]  # least_bytes / median / read_bytes_per_second
+    least_bytes: int | None  # bytes of weights and valid cache; None at prefill and on CUDA
+    read_bytes_per_second: float | None  # bandwidth of reading as many bytes, in the same rounds
+    share_of_limit: float | None  # least_bytes / median / read_bytes_per_second
     # Resident memory after the last sample; None without /proc, or in results of earlier versions
-    resident_bytes: Optional[int] = None
+    resident_bytes: int | None = None

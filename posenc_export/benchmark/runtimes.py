@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Tuple
+from typing import Any, Callable, Mapping
 
 from posenc_export.runtime.artefact.manifest import Manifest
 
@@ -18,7 +18,7 @@ LLAMA = (
 )
 
 
-def is_llama(config: Dict[str, Any]) -> bool:
+def is_llama(config: dict[str, Any]) -> bool:
     """Whether config describes a decoder of Llama's shape (Touvron et al. 2023, LLaMA, 2.2)."""
     from posenc_export.models.config_json import to_json
     from posenc_export.models.short_forms import block_config, decoder_config
@@ -40,7 +40,7 @@ class Runtime:
     """One other runtime."""
 
     peer: str  # file of peers/, whose `open_session(folder, manifest, threads, batch)` opens it
-    needs: Tuple[str, ...]  # modules that must be installed
+    needs: tuple[str, ...]  # modules that must be installed
     install: str  # requirement for pip that installs them
     # Returns whether the runtime supports an artefact, given folder and manifest
     supports: Callable[[Path, Manifest], bool]
@@ -51,7 +51,7 @@ class Runtime:
     quantizes: bool = False  # whether a runtime that rebuilds the model quantizes its weights
     options: Mapping[str, Any] = field(default_factory=dict)  # further arguments of open_session
 
-    def missing(self) -> Tuple[str, ...]:
+    def missing(self) -> tuple[str, ...]:
         """Return the required modules that are not installed."""
         return tuple(module for module in self.needs if find_spec(module) is None)
 
@@ -66,7 +66,7 @@ def _openvino(folder: Path, manifest: Manifest) -> bool:
     return described == ("onnx", "mask", "decoder") and all(append_only)
 
 
-RUNTIMES: Dict[str, Runtime] = {
+RUNTIMES: dict[str, Runtime] = {
     "eager": Runtime(
         "eager", TORCH, EXPORT, lambda folder, manifest: manifest.kind != "module", DESCRIBED
     ),

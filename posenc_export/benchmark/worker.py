@@ -11,7 +11,7 @@ import time
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable
 
 import numpy as np
 
@@ -26,10 +26,10 @@ READ_WIDTH = 512  # columns of the buffer for measuring bandwidth
 # Untimed steps after a pause, because other contestants used the processor's caches meanwhile.
 WARM = 5
 SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
-Request = Dict[str, Any]
+Request = dict[str, Any]
 
 
-def open_session(request: Request) -> Tuple[Any, float, Manifest]:
+def open_session(request: Request) -> tuple[Any, float, Manifest]:
     """Return the session for a load request, whose reset, prefill, step and rewind are timed, the
     seconds that it took, without imports, and the manifest of its folder.
     """
@@ -54,11 +54,11 @@ def open_session(request: Request) -> Tuple[Any, float, Manifest]:
 class Bench:
     """Timed calls of one session; each public method handles one kind of request."""
 
-    def __init__(self, open_session: Callable[[Request], Tuple[Any, float, Manifest]]) -> None:
+    def __init__(self, open_session: Callable[[Request], tuple[Any, float, Manifest]]) -> None:
         self.open_session = open_session
         self.buffer = np.zeros((0, READ_WIDTH), np.float32)
 
-    def load(self, batch: int, **request: Any) -> Dict[str, Any]:
+    def load(self, batch: int, **request: Any) -> dict[str, Any]:
         """Load the contestant; a short prompt and a step compile and allocate."""
         self.batch = batch
         self.session, loaded, self.manifest = self.open_session({"batch": batch, **request})
@@ -72,11 +72,11 @@ class Bench:
         seconds = time.perf_counter() - start
         return {"load": loaded, "warm_up": seconds}
 
-    def prefill(self, context: int) -> Dict[str, Any]:
+    def prefill(self, context: int) -> dict[str, Any]:
         """Time one prompt of `context` tokens per row from an empty cache."""
         return watched(lambda: self._prefill(context))
 
-    def decode(self, context: int, duration: float, fresh: bool) -> Dict[str, Any]:
+    def decode(self, context: int, duration: float, fresh: bool) -> dict[str, Any]:
         """Time steps around `context` cached tokens for about `duration` seconds. With `fresh` the
         cache is filled first, otherwise kept from the last request.
         """
@@ -86,10 +86,10 @@ class Bench:
         self._steps(min(WARM, self.burst))
         return watched(lambda: _median(lambda: self._steps(self.burst), duration))
 
-    def memory(self) -> Dict[str, Any]:
+    def memory(self) -> dict[str, Any]:
         return {"peak": _status_bytes("VmHWM"), "resident": _status_bytes("VmRSS")}
 
-    def bandwidth(self, bytes: int, duration: float) -> Dict[str, Any]:
+    def bandwidth(self, bytes: int, duration: float) -> dict[str, Any]:
         """Time reading `bytes` bytes once: the fastest of three numpy operations, a sum, a dot
         product, and a matrix-vector product on all threads.
         """
@@ -112,7 +112,7 @@ class Bench:
         prompt = self._prompt(tokens)
         return _timed(lambda: self.session.prefill(prompt, logits_to_keep=1))
 
-    def _steps(self, count: int) -> List[float]:
+    def _steps(self, count: int) -> list[float]:
         """Time successive steps, as decode runs them, and rewind them together. The first step is
         not counted, because a growing cache is then copied.
         """
@@ -135,7 +135,7 @@ def _status_bytes(field: str) -> int:
     return 0
 
 
-def main(opener: Callable[[Request], Tuple[Any, float, Manifest]] = open_session) -> None:
+def main(opener: Callable[[Request], tuple[Any, float, Manifest]] = open_session) -> None:
     """Answer requests until the other end closes. Errors are replies: the caller names the
     contestant.
     """
@@ -166,7 +166,7 @@ def _median_of(call: Callable[[], Any], duration: float) -> float:
     return _median(lambda: [_timed(call)], duration)
 
 
-def _median(turn: Callable[[], List[float]], duration: float) -> float:
+def _median(turn: Callable[[], list[float]], duration: float) -> float:
     """Call `turn` for `duration` seconds, at least once; return the median of all its times."""
     times = turn()
     end = time.perf_counter() + duration - sum(times)

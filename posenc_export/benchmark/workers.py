@@ -8,7 +8,7 @@ import sys
 import tempfile
 from multiprocessing.connection import Pipe
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Iterator, Sequence
 
 from posenc_export.shared.refusal import refusal
 
@@ -40,7 +40,7 @@ class Worker:
         )
         theirs.close()
 
-    def ask(self, do: str, **request: Any) -> Dict[str, Any]:
+    def ask(self, do: str, **request: Any) -> dict[str, Any]:
         """Send a request and return its reply. Raise ValueError if the contestant fails."""
         self._signal(signal.SIGCONT)
         try:
@@ -49,7 +49,7 @@ class Worker:
                 rule = f"{do} to end within {PATIENCE:.0f} s"
                 remedy = "omit this contestant or give smaller contexts"
                 raise refusal(f"benchmark {self.label}", rule, "no reply", remedy)
-            reply: Dict[str, Any] = self.connection.recv()
+            reply: dict[str, Any] = self.connection.recv()
         except (EOFError, OSError):
             raise self._died(do) from None
         self._signal(signal.SIGSTOP)
@@ -79,14 +79,14 @@ class Worker:
 
 
 @contextlib.contextmanager
-def started(labels: Sequence[str], threads: int) -> Iterator[List[Worker]]:
+def started(labels: Sequence[str], threads: int) -> Iterator[list[Worker]]:
     """Context manager that starts a worker per label, and kills all of them at exit."""
     with contextlib.ExitStack() as stack:
         starting = (contextlib.closing(Worker(label, threads)) for label in labels)
         yield [stack.enter_context(worker) for worker in starting]
 
 
-def _environment(threads: int) -> Dict[str, str]:
+def _environment(threads: int) -> dict[str, str]:
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     libraries = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     own = {**dict.fromkeys(libraries, str(threads)), "PYTHONPATH": os.pathsep.join(paths)}

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
@@ -11,12 +11,12 @@ from posenc_export.catalogue.waves import COLOURS, Scene
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.combined import overrides
 
-Panel = Tuple[str, Callable[[Any, Scene], None]]  # a title, and what draws on axes
+Panel = tuple[str, Callable[[Any, Scene], None]]  # a title, and what draws on axes
 OFFSET = 16  # rows and columns on each side of a query
 BY_HEAD = ("rotate_heads", "rotate_key_heads")  # what oracles override that rotate heads apart
 
 
-def panels(scene: Scene) -> List[Panel]:
+def panels(scene: Scene) -> list[Panel]:
     """Panels of an encoding that reads coordinates (`axes`), or whose positions are the places of a
     window (`window`); none for other encodings.
     """
@@ -66,7 +66,7 @@ def _along_axes(axes: Any, scene: Scene) -> None:
     waves.legend(axes, "along")
 
 
-def _around(geometry: Geometry) -> Tuple[int, List[Tuple[int, ...]]]:
+def _around(geometry: Geometry) -> tuple[int, list[tuple[int, ...]]]:
     """Coordinate of a query on both axes, and the places on all sides of it, row by row."""
     reach = min(OFFSET, (geometry.max_positions - 1) // 2)
     return reach, list(itertools.product(range(2 * reach + 1), repeat=2))

@@ -2,7 +2,7 @@
 
 import inspect
 import itertools
-from typing import Dict, List, Sequence
+from typing import Sequence
 
 from posenc_export import encodings as registry
 from posenc_export.encodings.shared.base import Geometry, own_hooks
@@ -41,7 +41,7 @@ def source_of(name: str) -> str:
     return " ".join(described.partition("\n\n")[0].split()) or "-"
 
 
-def encodings() -> List[Dict[str, str]]:
+def encodings() -> list[dict[str, str]]:
     """One row per encoding: name, hook, state, parameters with defaults, package, source. If an
     encoding cannot be used, its source is the reason.
     """
@@ -63,7 +63,7 @@ def _parameter(parameter: inspect.Parameter) -> str:
     return parameter.name if required else f"{parameter.name}={parameter.default}"
 
 
-def presets() -> List[Dict[str, str]]:
+def presets() -> list[dict[str, str]]:
     """One row per trained model."""
     rows = []
     for name, config in PRESETS.items():

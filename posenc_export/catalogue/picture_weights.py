@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, Callable, Dict, Mapping, Tuple
+from typing import Any, Callable, Mapping
 
 import torch
 
@@ -13,7 +13,7 @@ from posenc_export.models.randomness import drawn_from
 from posenc_export.shared.preset_folders import preset_folder
 
 # Tables with random initial values, and their axis of positions or distances.
-TABLES: Dict[str, Dict[str, int]] = {
+TABLES: dict[str, dict[str, int]] = {
     "learned": {"table.weight": 0},
     "learned_2d": {"of_row.weight": 0, "of_column.weight": 0},
     "boxes": dict.fromkeys(("of_x.weight", "of_y.weight"), 0),
@@ -32,7 +32,7 @@ BASE = 10000.0
 @torch.no_grad()
 def build_for_picture(
     spec: Mapping[str, Any], geometry: Geometry
-) -> Tuple[PositionEncoding, Geometry, str]:
+) -> tuple[PositionEncoding, Geometry, str]:
     """Build an encoding with weights for a picture. Returns it with its geometry, which has the
     width and heads of the preset if the weights come from one, and a description of the weights;
     "" if nothing is trained. Raise ValueError as encodings.build does.
@@ -126,7 +126,7 @@ def _smooth(encoding: Any, heads: int) -> None:
 
 # Encodings whose random initial weights show nothing: a function that sets their weights, and its
 # description in the title.
-SHAPED: Dict[str, Tuple[Callable[[Any, int], None], str]] = {
+SHAPED: dict[str, tuple[Callable[[Any, int], None], str]] = {
     "swin": (_fall, "biases that fall with the offset"),
     "layout_bias": (_by_bucket, "biases that fall with the bucket"),
     "wavlm": (_by_bucket, "biases that fall with the bucket"),

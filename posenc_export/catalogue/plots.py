@@ -1,7 +1,7 @@
 """Pictures of encodings, drawn from their float64 oracles."""
 
 import dataclasses
-from typing import Any, List, Mapping, Sequence, Tuple, Union
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from posenc_export.encodings.shared.combined import overrides
 from posenc_export.encodings.shared.rotary import Rotary, RotaryGrid
 from posenc_export.shared.refusal import refusal, short_repr
 
-Spec = Union[str, Mapping[str, Any]]
+Spec = str | Mapping[str, Any]
 WIDTH, HEADS, RANGE, LONGEST = 64, 8, 1024, 1 << 16
 LETTERS = 40  # of a parameter in a title
 ACROSS = 2  # panels beside each other
@@ -45,7 +45,7 @@ class View:
         return Geometry(WIDTH, HEADS, self.head_size, max(RANGE, self.distance + 1, self.positions))
 
 
-def draw(specs: Union[Spec, Sequence[Spec]], view: View = View()) -> Any:
+def draw(specs: Spec | Sequence[Spec], view: View = View()) -> Any:
     """Draw a matplotlib figure of an encoding, NAME:PARAMETER=VALUE,... or {"name": ...}, or of
     several side by side, with panels for each hook. Titles say which weights are drawn. Raise
     ValueError as encodings.build does.
@@ -79,7 +79,7 @@ def draw(specs: Union[Spec, Sequence[Spec]], view: View = View()) -> Any:
     return figure
 
 
-def scene_of(spec: Mapping[str, Any], view: View) -> Tuple[Scene, str]:
+def scene_of(spec: Mapping[str, Any], view: View) -> tuple[Scene, str]:
     """Return what is drawn, and a description of its weights; "" if nothing is trained."""
     encoding, geometry, weights = build_for_picture(spec, view.geometry)
     return Scene(encoding, spec, geometry, view.distance, view.positions), weights
@@ -91,7 +91,7 @@ def _title(spec: Mapping[str, Any], weights: str) -> str:
     return ", ".join([name, *map("=".join, parameters.items())]) + more
 
 
-def panels(scene: Scene) -> List[Panel]:
+def panels(scene: Scene) -> list[Panel]:
     """Panels of an encoding: tokens, wavelengths, places on a grid, biases, scores."""
     encoding, drawn = scene.encoding, list[Panel]()
     if overrides(encoding, "embed", "embed_next"):
@@ -118,12 +118,12 @@ def panels(scene: Scene) -> List[Panel]:
     return drawn
 
 
-def _of_tokens(scene: Scene) -> List[Panel]:
+def _of_tokens(scene: Scene) -> list[Panel]:
     rows, encoding = scores.change(scene), scene.encoding  # [positions,E]
     differing = np.flatnonzero((rows[1:] != rows[:-1]).any(1))
     rows = rows[: SAME * (int(differing[-1]) + 2 if len(differing) else 1)]
     title = "what a token gets, by position"
-    drawn: List[Panel] = [(title, lambda axes, _: scores.embedded(axes, rows))]
+    drawn: list[Panel] = [(title, lambda axes, _: scores.embedded(axes, rows))]
     if not encoding.oracle().overrides("embed_rows"):  # tokens depend on no other token
         title = "inner products of positions, normalised"
         drawn.append((title, lambda axes, _: waves.inner_products(axes, rows)))

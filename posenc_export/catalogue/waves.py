@@ -1,6 +1,6 @@
 """Panels of rotations and sinusoids: wavelengths, bounds, fast and slow pairs."""
 
-from typing import Any, Dict, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 # Palette for colour-blind readers (Okabe and Ito 2008).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444", "#8c510a")
 THETAS = (10000.0, 500000.0)  # Su et al. 2021; Llama 3
-AXES: Dict[int, Sequence[str]] = {2: ("row", "column"), 3: ("time", "height", "width")}
+AXES: dict[int, Sequence[str]] = {2: ("row", "column"), 3: ("time", "height", "width")}
 MARKERS = "os^Dv<>P"
 
 
@@ -103,7 +103,7 @@ def _step(encoding: Any, k: int) -> float:
     return encoding.frequency(k) * abs(encoding.point(axis, 1) - encoding.point(axis, 0))
 
 
-def axis_names(encoding: PositionEncoding) -> Dict[int, str]:
+def axis_names(encoding: PositionEncoding) -> dict[int, str]:
     """The name of each coordinate that an encoding reads, by number."""
     count = encoding.axes
     return dict(enumerate(AXES.get(count, [f"axis {axis}" for axis in range(count)])))

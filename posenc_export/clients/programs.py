@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 from posenc_export.runtime.artefact.graph_inputs import INPUTS, new_row
 from posenc_export.runtime.artefact.manifest import Axis, Manifest, State
@@ -14,7 +14,7 @@ from posenc_export.shared.suggestion import check_name
 
 NAME = re.compile(r"[A-Za-z_][\w.]*", re.ASCII)  # without quotes, as it stands in a string
 LAYERED = re.compile(r"past_key_values\.(\d+)\.(\w+)\Z")
-Layout = Tuple[str, Tuple[Axis, ...], int]  # dtype, axes and initial value of a state
+Layout = tuple[str, tuple[Axis, ...], int]  # dtype, axes and initial value of a state
 CAPACITY = 1024  # slots of in-place caches, unless the range of positions is shorter
 # By language: the file of templates/, without its suffix .jinja.
 LANGUAGES = {
@@ -30,15 +30,15 @@ LANGUAGES = {
 class Group:
     """States with the same dtype, shape and initial value."""
 
-    layers: Tuple[int, ...]  # indices of the layers; empty for a state that belongs to no layer
-    parts: Tuple[str, ...]  # last parts of the names, such as key; without a layer, both names
+    layers: tuple[int, ...]  # indices of the layers; empty for a state that belongs to no layer
+    parts: tuple[str, ...]  # last parts of the names, such as key; without a layer, both names
     example: State
 
 
-def groups(manifest: Manifest) -> List[Group]:
+def groups(manifest: Manifest) -> list[Group]:
     """Return the states of a manifest in as few groups as possible."""
-    alone: List[Group] = []
-    parts: Dict[Tuple[str, Layout], List[Tuple[int, State]]] = {}
+    alone: list[Group] = []
+    parts: dict[tuple[str, Layout], list[tuple[int, State]]] = {}
     for state in manifest.states:
         match = LAYERED.match(state.past)
         if match is None:
@@ -46,7 +46,7 @@ def groups(manifest: Manifest) -> List[Group]:
         else:
             layout = (state.dtype, state.axes, state.fill)
             parts.setdefault((match[2], layout), []).append((int(match[1]), state))
-    together: Dict[Tuple[Tuple[int, ...], Layout], List[Tuple[str, State]]] = {}
+    together: dict[tuple[tuple[int, ...], Layout], list[tuple[str, State]]] = {}
     for (part, layout), states in parts.items():
         layers = tuple(layer for layer, _ in states)
         together.setdefault((layers, layout), []).append((part, states[0][1]))
@@ -107,7 +107,7 @@ def _check(manifest: Manifest, language: str) -> None:
         need(value.name in INPUTS, f"inputs among {', '.join(INPUTS)}", value.name)
 
 
-def _values(manifest: Manifest, language: str) -> Dict[str, Any]:
+def _values(manifest: Manifest, language: str) -> dict[str, Any]:
     names = [value.name for value in manifest.inputs]
     lines = {**summary(manifest), "interface": str(manifest.interface)}
     return {
@@ -144,7 +144,7 @@ def _returned(manifest: Manifest) -> str:
     return f"{output.name} of the row" if len(output.axes) == 2 else "the outputs of all tokens"
 
 
-def _options(manifest: Manifest) -> Dict[str, str]:
+def _options(manifest: Manifest) -> dict[str, str]:
     """Return the entries of the session's configuration in ONNX Runtime, with their reasons."""
     options = {'"session.set_denormal_as_zero", "1"': "subnormal numbers are slow"}
     if manifest.operators.get("MatMulIntegerToFloat"):
@@ -157,7 +157,7 @@ def _options(manifest: Manifest) -> Dict[str, str]:
     return options
 
 
-def _no_start(names: List[str]) -> str:
+def _no_start(names: list[str]) -> str:
     if "attention_mask" in names:
         return "The graph counts positions from attention_mask: a row starts at 0."
     if "seqlens_k" not in names:
@@ -166,7 +166,7 @@ def _no_start(names: List[str]) -> str:
     return f"{reason}: it takes no start."
 
 
-def _states(manifest: Manifest, language: str) -> Dict[str, Any]:
+def _states(manifest: Manifest, language: str) -> dict[str, Any]:
     """Return the states, each alone and in groups of those that differ only in layer and part."""
     states = manifest.states
     past = "CAPACITY" if language == "libtorch" else 0

@@ -7,7 +7,6 @@ import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Tuple
 
 from posenc_export import benchmark
 from posenc_export.benchmark import measurement, page
@@ -20,7 +19,7 @@ from posenc_export.runtime.artefact.destinations import check_file, write_file
 SETTINGS = ("contexts", "batch", "threads", "rounds", "seconds", "baseline")
 
 
-def _numbers(text: str) -> Tuple[int, ...]:
+def _numbers(text: str) -> tuple[int, ...]:
     if text != "none" and not re.fullmatch("[0-9]+(,[0-9]+)*", text):
         rule = "whole numbers with commas between, or none"
         raise argparse.ArgumentTypeError(f"expected {rule}, got {text!r}")

@@ -6,7 +6,7 @@ import gc
 import importlib
 import os
 import sys
-from typing import Container, List, Optional, Sequence
+from typing import Container, Sequence
 
 from posenc_export.commands import terminal
 from posenc_export.commands.options import add_options
@@ -50,13 +50,13 @@ EXAMPLES = """
 atexit.register(gc.freeze)  # at exit, Python would look for cycles among all objects, for 0.1 s
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Returns 0, 1 for a failed check, 2 for bad input, 130 when interrupted."""
     with terminal.escaping():
         return _run(sys.argv[1:] if arguments is None else list(arguments))
 
 
-def _run(arguments: List[str]) -> int:
+def _run(arguments: list[str]) -> int:
     called = [word for word in arguments if not word.startswith("-")][:1]
     options, unknown = parser_of(called).parse_known_args(arguments)
     if unknown:

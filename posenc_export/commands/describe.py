@@ -3,7 +3,7 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 from posenc_export.commands.options import Table, nearest_model, option
 from posenc_export.runtime.artefact.summary import lines
@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _description(model: str) -> Dict[str, Any]:
+def _description(model: str) -> dict[str, Any]:
     """Return the description of a preset; of a folder or a GGUF file the class of transformers that
     reads it, and its sizes.
     """

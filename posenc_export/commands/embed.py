@@ -4,7 +4,7 @@ import argparse
 import itertools
 import sys
 from pathlib import Path
-from typing import Any, Iterator, List
+from typing import Any, Iterator
 
 import numpy as np
 
@@ -50,14 +50,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _lines(name: str) -> List[str]:
+def _lines(name: str) -> list[str]:
     """The lines of a file, or of standard input, which only line feeds end."""
     content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     lines = content.decode("utf-8-sig", "replace").split("\n")
     return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
 
 
-def _embedded(options: argparse.Namespace, model: Any, texts: List[str]) -> Iterator[np.ndarray]:
+def _embedded(options: argparse.Namespace, model: Any, texts: list[str]) -> Iterator[np.ndarray]:
     for begin in range(0, len(texts), TOGETHER):
         yield model.embed(texts[begin : begin + TOGETHER], options.prompt)
         if len(texts) > TOGETHER:

@@ -4,7 +4,7 @@ import argparse
 import json
 import shlex
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 from posenc_export.commands.model_argument import (
     OF_BLOCK,
@@ -122,7 +122,7 @@ def run(options: argparse.Namespace) -> int:
     export.check_export(targets, options.output, settings)
     options.say(Step(f"reading {options.model}"))
     sources = export.Sources(model_of(kind, options.model, chosen), owned=True)
-    failed: Dict[str, Exception] = {}
+    failed: dict[str, Exception] = {}
     tolerated = None if options.all_or_none or len(targets) == 1 else failed
     try:
         manifests = export.export_all(sources, targets, options.output, settings, tolerated)
@@ -137,7 +137,7 @@ def run(options: argparse.Namespace) -> int:
     return FAILED_CHECK if failed else 0
 
 
-def _print(options: argparse.Namespace, manifests: Dict[Path, Manifest]) -> None:
+def _print(options: argparse.Namespace, manifests: dict[Path, Manifest]) -> None:
     """Print a row for each artefact, and what to run next."""
     rows = []
     for folder, manifest in manifests.items():
@@ -152,7 +152,7 @@ def _print(options: argparse.Namespace, manifests: Dict[Path, Manifest]) -> None
         print("", *_next_steps(manifests), sep="\n")
 
 
-def _next_steps(manifests: Dict[Path, Manifest]) -> List[str]:
+def _next_steps(manifests: dict[Path, Manifest]) -> list[str]:
     """Return commands for artefacts by folder: look at the last, check and run it, and time all."""
     quoted = [shlex.quote(str(folder)) for folder in manifests]
     manifest = list(manifests.values())[-1]
@@ -184,7 +184,7 @@ def _running(path: Path, manifest: Manifest) -> str:
     return ""
 
 
-def _quality(manifest: Manifest) -> Dict[str, Any]:
+def _quality(manifest: Manifest) -> dict[str, Any]:
     """Table cells with the loss of few bits against float32; empty for other artefacts."""
     quality = manifest.quality
     if not quality:

@@ -3,7 +3,6 @@
 import argparse
 import json
 from pathlib import Path
-from typing import List
 
 import numpy as np
 
@@ -45,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         beside, prompt = reader.session().prefill(np.array([prompt])), []
     writer = Writer(session, model.tokenizer)
-    parts: List[str] = []
+    parts: list[str] = []
     sampling = Sampling(*sampling_of(options), options.max_tokens)
     for piece in writer.write(prompt, sampling, options.speculate, beside):
         if not options.json:

@@ -4,7 +4,7 @@ import argparse
 import itertools
 import json
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any
 
 from posenc_export.clients.programs import groups, program
 from posenc_export.commands.options import Table, folder_of, option
@@ -21,7 +21,7 @@ from posenc_export.runtime.graphs import cuda_placement
 from posenc_export.runtime.graphs.providers import threads_text
 from posenc_export.shared.tables import WIDTH, aligned
 
-Line = Tuple[str, str]
+Line = tuple[str, str]
 OPTIONS: Table = {
     **folder_of(),
     "--runtime": option(
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _model(manifest: Manifest) -> List[Line]:
+def _model(manifest: Manifest) -> list[Line]:
     packages = []
     for name, origin in manifest.packages.items():
         version = origin.version or "(no version)"
@@ -54,7 +54,7 @@ def _model(manifest: Manifest) -> List[Line]:
     return [*described(manifest).items(), *packages]
 
 
-def _operators(manifest: Manifest) -> List[Line]:
+def _operators(manifest: Manifest) -> list[Line]:
     stated = str(manifest.interface or "not stated, written by an earlier version")
     interface = ("interface", stated)
     if not manifest.operators:
@@ -64,7 +64,7 @@ def _operators(manifest: Manifest) -> List[Line]:
     return [interface, ("operators", ", ".join(operators)), ("opset", ", ".join(opset))]
 
 
-def _values(manifest: Manifest) -> List[Line]:
+def _values(manifest: Manifest) -> list[Line]:
     meanings, lines = meanings_of(manifest), []
     titles = {"input": manifest.inputs, "encoder": manifest.encoder, "output": manifest.outputs}
     for title, values in titles.items():
@@ -74,7 +74,7 @@ def _values(manifest: Manifest) -> List[Line]:
     return lines
 
 
-def _states(manifest: Manifest) -> List[Line]:
+def _states(manifest: Manifest) -> list[Line]:
     meanings, lines = meanings_of(manifest), []
     for group in groups(manifest):
         state = group.example
@@ -86,7 +86,7 @@ def _states(manifest: Manifest) -> List[Line]:
     return lines
 
 
-def _cuda(folder: Path, manifest: Manifest) -> List[Line]:
+def _cuda(folder: Path, manifest: Manifest) -> list[Line]:
     """Line for what the CUDA provider would make of an ONNX graph."""
     if graph_file(manifest) != "model.onnx":
         return []
@@ -97,11 +97,11 @@ def _cuda(folder: Path, manifest: Manifest) -> List[Line]:
     return [("on CUDA", said)]
 
 
-def _axes(axes: Tuple[object, ...]) -> str:
+def _axes(axes: tuple[object, ...]) -> str:
     return "[" + ",".join(map(str, axes)) + "]"
 
 
-def _proof(manifest: Manifest) -> List[Line]:
+def _proof(manifest: Manifest) -> list[Line]:
     sizes = ", ".join(f"{name} {file.bytes}" for name, file in manifest.files.items())
     proof: Any = manifest.certificate or {}
     figures = summary(proof) if proof else {}

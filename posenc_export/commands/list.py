@@ -4,7 +4,7 @@ import argparse
 import inspect
 import json
 import textwrap
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 from posenc_export.commands.options import Table, option
 from posenc_export.commands.terminal import show
@@ -12,7 +12,7 @@ from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
 from posenc_export.shared.tables import WIDTH, aligned
 
-Rows = List[Dict[str, str]]
+Rows = list[dict[str, str]]
 GROUPS = ("encodings", "targets", "presets")
 OPTIONS: Table = {
     "what": option(
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _rows(what: Optional[str]) -> Dict[str, Rows]:
+def _rows(what: str | None) -> dict[str, Rows]:
     from posenc_export.catalogue.listing import encodings, presets
 
     groups = (encodings, _targets, presets)

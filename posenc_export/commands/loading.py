@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 from pathlib import Path
-from typing import Any, Callable, List, Optional, Union
+from typing import Any, Callable
 
 from posenc_export.commands.model_argument import checkpoint, checkpoint_name
 from posenc_export.commands.options import Table, nearest_model, option
@@ -50,7 +50,7 @@ def loaded(
     options: argparse.Namespace,
     folder: Path,
     check: Callable[[Manifest], None] = lambda _: None,
-    threads: Union[int, str] = AUTO,
+    threads: int | str = AUTO,
 ) -> Any:
     """Load the model of a folder, or of a checkpoint, whose manifest is checked before its export.
     A line on stderr says if it was never verified.
@@ -125,7 +125,7 @@ def exported(options: argparse.Namespace, path: Path, check: Callable[[Manifest]
     return place
 
 
-def place_of(path: Path, target: str, weights: Optional[str] = None) -> Path:
+def place_of(path: Path, target: str, weights: str | None = None) -> Path:
     """Return the folder for the artefact of a checkpoint, named by all that determines it."""
     name, folder = checkpoint_name(path), path if path.is_dir() else path.parent
     read = [(str(file.relative_to(folder)), files.entry(file).sha256) for file in _files(path)]
@@ -134,7 +134,7 @@ def place_of(path: Path, target: str, weights: Optional[str] = None) -> Path:
     return files.cache_folder() / "artefacts" / f"{Path(name).name}-{digest}"
 
 
-def _files(path: Path) -> List[Path]:
+def _files(path: Path) -> list[Path]:
     """Return the files that a checkpoint can consist of: of a GGUF file, all into which it was
     split, and tokenizer.json; of a folder, those of SUFFIXES, in its modules too.
     """

@@ -10,7 +10,7 @@ import sys
 import traceback
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any, Iterator
 
 from posenc_export.commands.options import Table, check_encoding, nearest_model, option
 from posenc_export.commands.terminal import note
@@ -94,7 +94,7 @@ TAKEN = {
 }
 
 
-def arguments_of(options: argparse.Namespace) -> Tuple[str, Dict[str, Any]]:
+def arguments_of(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """Return the kind of the model that the arguments name, and its options by name. Raise
     ValueError for a model that does not exist, and options of another kind.
     """
@@ -141,7 +141,7 @@ def _kind_of(model: str) -> str:
     raise refusal("export", rule, repr(model), remedy)
 
 
-def model_of(kind: str, model: str, chosen: Dict[str, Any]) -> Any:
+def model_of(kind: str, model: str, chosen: dict[str, Any]) -> Any:
     """Return the model of `arguments_of`."""
     from posenc_export.models.presets import load_preset
 
@@ -179,7 +179,7 @@ def checkpoint_name(path: Path) -> str:
     return name[:LONGEST_NAME]
 
 
-def checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
+def checkpoint(folder: str, chosen: dict[str, Any]) -> Any:
     """Load the model of a folder or GGUF file with the options of a checkpoint."""
     from posenc_export.models.pretrained import from_pretrained
 
@@ -209,7 +209,7 @@ def _note_unexported(folder: str, model: Any) -> None:
             note(f"generate does not apply {', '.join(unused)} of generation_config.json")
 
 
-def _read(text: str, chosen: Dict[str, Any]) -> Any:
+def _read(text: str, chosen: dict[str, Any]) -> Any:
     """Return the model package.module:name, or read the module of this name with its options."""
     import torch
 

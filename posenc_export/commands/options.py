@@ -8,7 +8,7 @@ import re
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, NamedTuple, Sequence, Union
 
 from posenc_export.runtime.graphs.providers import AUTO, HELP
 from posenc_export.shared.foreign import json_of
@@ -20,7 +20,7 @@ ENCODINGS = "posenc_export.encodings"  # a file for each, and the group of entry
 
 # By the names of an option with spaces between, the keyword arguments of add_argument, or by the
 # title of a group, its options.
-Table = Dict[str, Union[Dict[str, Any], "Group"]]
+Table = dict[str, Union[dict[str, Any], "Group"]]
 
 
 class Group(NamedTuple):
@@ -31,8 +31,8 @@ class Group(NamedTuple):
 
 
 def option(
-    meaning: str, default: Any = None, least: Optional[int] = None, **settings: Any
-) -> Dict[str, Any]:
+    meaning: str, default: Any = None, least: int | None = None, **settings: Any
+) -> dict[str, Any]:
     """Return the arguments of add_argument. A default gives the type, and stands in the help; with
     `least` it is a whole number that is not smaller.
     """
@@ -76,7 +76,7 @@ TEMPLATE: Table = {
 }
 
 
-def template_values(options: argparse.Namespace) -> Dict[str, Any]:
+def template_values(options: argparse.Namespace) -> dict[str, Any]:
     """Return the values of --chat-template-kwargs. Raise ValueError unless it is a JSON object."""
     text = (options.chat_template_kwargs or "{}").encode(errors="surrogateescape")
     return dict(json_of("chat_template_kwargs", "the option", text, "quote it for the shell"))
@@ -131,6 +131,6 @@ def nearest_model(model: str, names: Sequence[str]) -> str:
     return f"{near}, or download the model first: {fetch}" if fetch else near
 
 
-def sampling_of(options: argparse.Namespace) -> Tuple[float, int, float, int]:
+def sampling_of(options: argparse.Namespace) -> tuple[float, int, float, int]:
     """Temperature, top_k, top_p and seed, in the order in which `generate` takes them."""
     return options.temperature, options.top_k, options.top_p, options.seed

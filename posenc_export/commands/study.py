@@ -5,7 +5,7 @@ that are longer than those in training.
 import argparse
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 from posenc_export.commands.options import Table, check_encoding, option
 from posenc_export.commands.plot import Picture
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _texts(path: Any, least: int) -> Tuple[Any, Any]:
+def _texts(path: Any, least: int) -> tuple[Any, Any]:
     """Return bytes for training and those that are held out, uint8. least: number of each."""
     import torch
 
@@ -78,7 +78,7 @@ def _texts(path: Any, least: int) -> Tuple[Any, Any]:
     return text[:end], text[end:]
 
 
-def _bits(model: Any, texts: Tuple[Any, Any], lengths: List[int], options: Any) -> Dict[int, float]:
+def _bits(model: Any, texts: tuple[Any, Any], lengths: list[int], options: Any) -> dict[int, float]:
     """Train a decoder, and return its bits per byte at each length of context."""
     from posenc_export.models.randomness import drawn_from
     from posenc_export.models.training import bits_per_byte, fit, initialise
@@ -91,7 +91,7 @@ def _bits(model: Any, texts: Tuple[Any, Any], lengths: List[int], options: Any) 
     return {length: bits_per_byte(model, texts[1], length, *rest) for length in lengths}
 
 
-def _drawn(bits: Dict[str, Dict[int, float]]) -> Any:
+def _drawn(bits: dict[str, dict[int, float]]) -> Any:
     """Draw the bits per byte of each encoding by bytes of context."""
     from matplotlib.figure import Figure
 

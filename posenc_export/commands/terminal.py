@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, NoReturn, Optional, TextIO, cast
+from typing import Any, Iterable, Iterator, NoReturn, TextIO, cast
 
 from posenc_export.runtime.artefact import certificate as certificates
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -143,7 +143,7 @@ class Progress:
 REFUSED = (GraphError, ModuleNotFoundError, OSError, OverflowError, RecursionError, ValueError)
 
 
-def refusal(error: BaseException) -> Optional[str]:
+def refusal(error: BaseException) -> str | None:
     """The message for an error, or None if it is none of REFUSED or the input did not cause it."""
     if isinstance(error, ModuleNotFoundError):
         module = (error.name or "").partition(".")[0]
@@ -166,7 +166,7 @@ def refusal(error: BaseException) -> Optional[str]:
     return str(error) if isinstance(error, REFUSED) else None
 
 
-def in_encoding(error: BaseException) -> Optional[str]:
+def in_encoding(error: BaseException) -> str | None:
     """The message, with file and line, for an error in an encoding from outside, or None."""
     plugins = sys.modules.get("posenc_export.encodings.shared.plugins")
     names = set() if plugins is None else plugins.modules()
@@ -196,13 +196,13 @@ def note_unverified(progress: Progress, folder: Path, manifest: Manifest) -> Non
         note(f"{folder} {said}; run posenc verify {shlex.quote(str(folder))}")
 
 
-def show(rows: List[Dict[str, Any]]) -> None:
+def show(rows: list[dict[str, Any]]) -> None:
     """Print rows with equal keys as a table."""
     cells = [[str(value) for value in row.values()] for row in rows]
     print("\n".join(aligned(list(rows[0]), cells, WIDTH)))
 
 
-def summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+def summary(certificate: dict[str, Any] | None) -> dict[str, Any]:
     """Table cells of a certificate; the worst error is the largest one relative to its tolerance:
     of an artefact that rounds activations that of the float32 form, beside that as exported.
     """

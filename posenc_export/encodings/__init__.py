@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from typing import Any, Dict, Mapping, Optional, Sequence, Type
+from typing import Any, Mapping, Sequence
 
 import torch
 
@@ -33,7 +33,7 @@ NAMES = """
 """.split()
 
 
-def _class_in(name: str) -> Type[PositionEncoding]:
+def _class_in(name: str) -> type[PositionEncoding]:
     """Return the encoding that a module of this folder defines."""
     place = f"{__name__}.{name}"
     return next(
@@ -45,20 +45,20 @@ def _class_in(name: str) -> Type[PositionEncoding]:
     )
 
 
-REGISTRY: Dict[str, Type[PositionEncoding]] = {name: _class_in(name) for name in NAMES}
+REGISTRY: dict[str, type[PositionEncoding]] = {name: _class_in(name) for name in NAMES}
 # Built-in encodings, encodings added by `register`, and entry points of installed packages.
 KNOWN = plugins.Known(REGISTRY)
 
 __all__ = [
     "KNOWN",
     "REGISTRY",
-    "StateSpec",
     "Exact",
     "Geometry",
     "Oracle",
     "Package",
     "PositionEncoding",
     "Seen",
+    "StateSpec",
     "Table",
     "bias",
     "build",
@@ -71,7 +71,7 @@ __all__ = [
 ]
 
 
-def register(name: str, cls: Type[PositionEncoding]) -> None:
+def register(name: str, cls: type[PositionEncoding]) -> None:
     """Register an encoding class under a name, for this process.
 
     An installed package offers its encodings to every process through the entry-point group
@@ -89,7 +89,7 @@ def register(name: str, cls: Type[PositionEncoding]) -> None:
     KNOWN.add(name, cls)
 
 
-def origin(name: str) -> Optional[Package]:
+def origin(name: str) -> Package | None:
     """Return the package that an encoding comes from, or None for a built-in encoding.
 
     Raises:
@@ -99,7 +99,7 @@ def origin(name: str) -> Optional[Package]:
     return KNOWN.origin(name)
 
 
-def parameters(name: str) -> Dict[str, inspect.Parameter]:
+def parameters(name: str) -> dict[str, inspect.Parameter]:
     """Return the constructor parameters of an encoding, by name.
 
     Raises:
@@ -108,7 +108,7 @@ def parameters(name: str) -> Dict[str, inspect.Parameter]:
     return registry.parameters("encoding", KNOWN, name)
 
 
-def parse(text: str) -> Dict[str, Any]:
+def parse(text: str) -> dict[str, Any]:
     """Parse 'rope:theta=500000,layout=interleaved' to {"name": "rope", "theta": 500000.0, "layout":
     "interleaved"}; values take the parameter's type.
 
@@ -119,7 +119,7 @@ def parse(text: str) -> Dict[str, Any]:
     name, _, rest = text.partition(":")
     known = parameters(name)
     KNOWN.check_one(name)
-    spec: Dict[str, Any] = {"name": name}
+    spec: dict[str, Any] = {"name": name}
     for item in filter(None, rest.split(",")):
         key, equals, value = item.partition("=")
         registry.check_known("encoding", name, key, known)

@@ -3,7 +3,6 @@ slopes).
 """
 
 import math
-from typing import Optional
 
 import numpy as np
 from torch import Tensor
@@ -33,7 +32,7 @@ class ALiBi(PositionEncoding):
 
     above = {"max_bias": 0, "scale": 0}
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """Return biases [B,H,S,T] float32; if causal, those of later keys are arbitrary."""
         bias = ops.distances(q_positions, k_positions) * self.slopes.rows.view(-1, 1, 1)
         # Distances are j - i: below 0 for earlier keys, and a causal mask hides later ones.

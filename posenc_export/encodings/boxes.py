@@ -2,8 +2,6 @@
 LayoutLMv3, 3.1, its code).
 """
 
-from typing import List
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -49,7 +47,7 @@ class Boxes(PositionEncoding):
             x = x + row
         return x
 
-    def row_rules(self) -> List[str]:
+    def row_rules(self) -> list[str]:
         places = ["x0", "x1", "x2", "x3", "x2 - x0", "x3 - x1"]
         return [f"min(max({place}, 0), {self.size - 1})" for place in places]
 

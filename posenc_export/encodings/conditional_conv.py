@@ -3,7 +3,7 @@
 """
 
 import math
-from typing import Dict, List, Literal, Sequence, Tuple
+from typing import Literal, Sequence
 
 import numpy as np
 import torch
@@ -39,8 +39,8 @@ class ConditionalConv(PositionEncoding):
     most = {"kernel": 1 << 16, "groups": 1 << 16}
 
     def embed_next(
-        self, x: Tensor, positions: Tensor, states: List[Tensor]
-    ) -> Tuple[Tensor, List[Tensor]]:
+        self, x: Tensor, positions: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """x [B,S,E], positions [B,S], states [tail [B,kernel-1,E]], or [] if not causal."""
         order, count = recurrence.valid_first(positions)
         wide = order.unsqueeze(2).expand(-1, -1, self.width)
@@ -55,7 +55,7 @@ class ConditionalConv(PositionEncoding):
         last = count + torch.arange(self.kernel - 1, device=x.device)  # [B,kernel-1]
         return out, [tokens.gather(1, last.unsqueeze(2).expand(-1, -1, self.width))]
 
-    def edges(self) -> Dict[str, int]:
+    def edges(self) -> dict[str, int]:
         reach = self.kernel if self.causal else self.kernel // 2 + 1
         return {f"filter of {self.kernel} tokens": reach}
 
@@ -76,7 +76,7 @@ class ConditionalConv(PositionEncoding):
         padding = 0 if self.causal else kernel // 2
         self.convolution = torch.nn.Conv1d(width, width, kernel, groups=groups, padding=padding)
 
-    def embed_states(self) -> List[StateSpec]:
+    def embed_states(self) -> list[StateSpec]:
         return [StateSpec("tail", (self.kernel - 1, self.width))] if self.causal else []
 
 

@@ -1,7 +1,7 @@
 """Contextual position encoding: positions counted by gates (Golovneva et al. 2024, CoPE, 4)."""
 
 import math
-from typing import Dict, List, Sequence
+from typing import Sequence
 
 import numpy as np
 import torch
@@ -31,13 +31,13 @@ class CoPE(PositionEncoding):
     least = {"positions": 2}
     most = {"positions": 1 << 16}
 
-    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: list[Tensor]) -> Tensor:
         """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T] to [B,S,H*D]."""
         rows = q.to(torch.float32).transpose(1, 2) @ self.table.to(torch.float32)
         content = ops.rows_at_counts(q, seen.keys, seen.mask, rows, scale)
         return ops.attend(q, seen.keys, seen.values, seen.mask, content, scale)
 
-    def edges(self) -> Dict[str, int]:
+    def edges(self) -> dict[str, int]:
         return {f"{self.table.size(1)} counts": self.table.size(1)}
 
     def __init__(self, geometry: Geometry, positions: int = 64) -> None:

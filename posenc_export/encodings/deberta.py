@@ -1,7 +1,7 @@
 """Disentangled attention (He et al. 2021, DeBERTa, 3.1; log buckets as in DeBERTa-v2 and v3)."""
 
 import math
-from typing import Dict, List, Literal, Optional
+from typing import Literal
 
 import numpy as np
 import torch
@@ -52,25 +52,25 @@ class DeBERTa(PositionEncoding):
     shared = False
     most = {"span": 1 << 20, "max_relative": 1 << 20}
 
-    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: list[Tensor]) -> Tensor:
         """As in PositionEncoding; states [products with Qr [B,H,T,2 span]] or []."""
         behind = (-ops.distances(seen.positions, seen.key_positions)).clamp(-self.reach, self.reach)
         place = (behind + self.reach).to(torch.int64)
         index = torch.nn.functional.embedding(place, self.of_distance.unsqueeze(1)).squeeze(4)
-        rows: Optional[Tensor] = None
+        rows: Tensor | None = None
         if self.of_keys is not None:
             by_query = (scale * q.to(torch.float32)).transpose(1, 2)  # [B,H,S,D]
             rows = by_query @ self.projected(self.of_keys.weight, self.of_keys.bias)
-        key_rows: Optional[Tensor] = None
+        key_rows: Tensor | None = None
         if self.of_queries is not None:
             key_rows = states[0]
         content = ops.pick(rows, index, key_rows, scale)
         return ops.attend(q, seen.keys, seen.values, seen.mask, content, scale)
 
-    def edges(self) -> Dict[str, int]:
+    def edges(self) -> dict[str, int]:
         return bucket_edges(self.of_distance, self.reach)
 
-    def row_rules(self) -> List[str]:
+    def row_rules(self) -> list[str]:
         behind = f"max(q - k, -{self.reach})"
         place = f"min({behind}, {self.reach}) + {self.reach}"
         return [place, counted(behind, self.of_distance, -self.reach)]
@@ -105,8 +105,8 @@ class DeBERTa(PositionEncoding):
         self.of_queries = None if terms == "c2p" else torch.nn.Linear(width, size)
 
     def observe(
-        self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
-    ) -> List[Tensor]:
+        self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: list[Tensor]
+    ) -> list[Tensor]:
         """states [products with Qr [B,H,P,2 span]] to [B,H,T,2 span], or of the call."""
         if self.of_queries is None:
             return states
@@ -119,7 +119,7 @@ class DeBERTa(PositionEncoding):
         by_key = torch.where(valid, by_key, torch.zeros_like(by_key))
         return [ops.append(states[0], by_key.transpose(1, 2), write_index)]
 
-    def layer_states(self) -> List[StateSpec]:
+    def layer_states(self) -> list[StateSpec]:
         if not self.causal or self.of_queries is None:
             return []
         return [StateSpec("products", (self.heads, 2 * self.span), grows=True, dtype="float32")]

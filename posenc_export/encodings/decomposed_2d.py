@@ -3,7 +3,6 @@ Segment Anything, its code).
 """
 
 import math
-from typing import List
 
 import numpy as np
 import torch
@@ -40,7 +39,7 @@ class Decomposed2D(PositionEncoding):
     least = {"rows": 0, "columns": 0}
     most = {"rows": 4096, "columns": 4096}
 
-    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: list[Tensor]) -> Tensor:
         """As in PositionEncoding, without states."""
         queries = q.to(torch.float32).transpose(1, 2)
         down, right = offsets(seen.positions, seen.key_positions, self.rows, self.columns)
@@ -50,7 +49,7 @@ class Decomposed2D(PositionEncoding):
         content = content + ops.pick(along_columns, right.unsqueeze(1))
         return ops.attend(q, seen.keys, seen.values, seen.mask, content, scale)
 
-    def row_rules(self) -> List[str]:
+    def row_rules(self) -> list[str]:
         return offset_rules(self.rows, self.columns)
 
     def __init__(self, geometry: Geometry, rows: int = 0, columns: int = 0) -> None:

@@ -3,7 +3,7 @@ Long-Context Scaling of Large Language Models, 3.2; as in Qwen2.5-1M).
 """
 
 import math
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ class DualChunk(Rotation):
     least = {"chunk_size": 1, "local_size": 0, "original_max_positions": 0}
     most = {"chunk_size": 1 << 22}
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotate by places in chunks; shapes as in PositionEncoding."""
         if self.grows:
             q = (q * self.factors(positions).unsqueeze(3)).to(q.dtype)
@@ -50,7 +50,7 @@ class DualChunk(Rotation):
             q, k, places, self.cos.rows, self.sin.rows, self.interleaved, linear=False
         )
 
-    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: list[Tensor]) -> Tensor:
         """As in PositionEncoding; queries are turned further for keys of other chunks."""
         places = torch.remainder(seen.positions, self.period)
         single, rest = q.to(torch.float32), self.limit - places
@@ -67,11 +67,11 @@ class DualChunk(Rotation):
         added = torch.where(keys_at.lt(start), added, torch.zeros_like(added))
         return ops.attend(q, seen.keys, seen.values, seen.mask, scale * added, scale)
 
-    def edges(self) -> Dict[str, int]:
+    def edges(self) -> dict[str, int]:
         starts = {"second chunk": self.period, "third chunk": 2 * self.period}
         return {**starts, "end of the local window": self.limit + 1, "L": self.trained}
 
-    def row_rules(self) -> List[str]:
+    def row_rules(self) -> list[str]:
         place = f"q % {self.period}"
         before = f"{self.limit} - {place}"
         return [

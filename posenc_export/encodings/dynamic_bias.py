@@ -2,7 +2,7 @@
 Dynamic Position Bias; linear or logarithmic as in x-transformers).
 """
 
-from typing import Any, Dict, List, Literal, Optional
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -50,14 +50,14 @@ class DynamicBias(Prepared):
     least = {"hidden": 1, "depth": 1}
     most = {"hidden": 4096, "depth": 64}
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """As in PositionEncoding; arbitrary after the query if causal."""
         behind = (-ops.distances(q_positions, k_positions)).squeeze(1)
         index = behind.clamp(-self.ahead, self.furthest) + self.ahead
         rows = torch.nn.functional.embedding(index.to(torch.int64), self.table.rows)
         return rows.permute(0, 3, 1, 2)
 
-    def row_rules(self) -> List[str]:
+    def row_rules(self) -> list[str]:
         return [f"min(max(q - k, {-self.ahead}), {self.furthest}) + {self.ahead}"]
 
     def __init__(
@@ -108,7 +108,7 @@ def _double(linear: Any, x: Tensor) -> Tensor:
 class DynamicBiasOracle(Oracle, of=DynamicBias):
     def __init__(self, encoding: DynamicBias) -> None:
         super().__init__(encoding)
-        self.rows: Dict[int, np.ndarray] = {}
+        self.rows: dict[int, np.ndarray] = {}
 
     def bias(self, head: int, query: int, key: int) -> float:
         if query - key not in self.rows:

@@ -1,7 +1,6 @@
 """Functional interpolation for relative positions (Li et al. 2023, FIRE, 3.2)."""
 
 import math
-from typing import Dict, Optional
 
 import numpy as np
 import torch
@@ -35,7 +34,7 @@ class FIRE(PositionEncoding):
     least = {"hidden": 1}
     most = {"hidden": 4096}
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
         slope, threshold = self.slope().abs(), self.threshold().abs()
         behind = (-ops.distances(q_positions, k_positions)).clamp(min=0)
@@ -49,7 +48,7 @@ class FIRE(PositionEncoding):
             self.second.bias.to(torch.float32),
         )
 
-    def edges(self) -> Dict[str, int]:
+    def edges(self) -> dict[str, int]:
         threshold = int(self.threshold().abs().ceil().item())
         return {f"threshold {threshold}": threshold}
 

@@ -2,7 +2,7 @@
 3.1).
 """
 
-from typing import Any, Iterator, Sequence, Tuple
+from typing import Any, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ class FLOATER(Trajectory):
         self.inner, self.outer = torch.nn.Linear(width + 1, hidden), torch.nn.Linear(hidden, width)
         self.prepare()
 
-    def weights(self) -> Tuple[Tensor, ...]:
+    def weights(self) -> tuple[Tensor, ...]:
         return self.first, *self.inner.parameters(), *self.outer.parameters()
 
     def rows(self, weights: Sequence[Any], count: int, library: Any) -> Iterator[Any]:

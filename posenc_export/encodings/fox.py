@@ -3,7 +3,6 @@
 """
 
 import math
-from typing import List
 
 import numpy as np
 import torch
@@ -37,7 +36,7 @@ class FoX(PositionEncoding):
     shared = False
     above = {"scale": 0}
 
-    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: list[Tensor]) -> Tensor:
         """As in PositionEncoding; states [log gates [B,H or 2H,T,1]]."""
         distances = ops.distances(seen.positions, seen.key_positions)
         between = ops.sums_between(states[0], distances)
@@ -53,8 +52,8 @@ class FoX(PositionEncoding):
         torch.nn.init.constant_(self.gate.bias, float(remember))
 
     def observe(
-        self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
-    ) -> List[Tensor]:
+        self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: list[Tensor]
+    ) -> list[Tensor]:
         """states [log gates [B,H,P,1]] to [[B,H,T,1]]; bidirectional: none to [[B,2H,S,1]]."""
         logs = log_sigmoid(self.gate(x)).to(torch.float32)
         if self.scale != 1.0:
@@ -64,7 +63,7 @@ class FoX(PositionEncoding):
             return [ops.append(states[0], logs, write_index)]
         return [logs.transpose(1, 2)]
 
-    def layer_states(self) -> List[StateSpec]:
+    def layer_states(self) -> list[StateSpec]:
         return [StateSpec("gate", (self.heads, 1), grows=True, dtype="float32")]
 
 

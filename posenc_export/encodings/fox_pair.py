@@ -3,7 +3,7 @@ al. 2025, Forgetting Transformer, 3.1).
 """
 
 import math
-from typing import List, Sequence
+from typing import Sequence
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ class FoXPair(PositionEncoding):
     least = {"size": 1}
     most = {"size": 4096}
 
-    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: list[Tensor]) -> Tensor:
         """As in PositionEncoding; states [b, a / sqrt(size)]."""
         logs = log_sigmoid(ops.products(states[1], states[0]))
         behind = ops.distances(seen.positions, seen.key_positions).lt(0)
@@ -53,8 +53,8 @@ class FoXPair(PositionEncoding):
         self.gate = torch.nn.Linear(geometry.width, 2 * geometry.heads * size, bias=False)
 
     def observe(
-        self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
-    ) -> List[Tensor]:
+        self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: list[Tensor]
+    ) -> list[Tensor]:
         """states [b [B,H,P,size]] to b [B,H,T,size], and a / sqrt(size) [B,S,H,size]."""
         both = self.gate(x).to(torch.float32)
         both = both.view(x.size(0), x.size(1), 2 * self.heads, self.size)
@@ -62,7 +62,7 @@ class FoXPair(PositionEncoding):
         b = torch.where(positions.ge(0).unsqueeze(2).unsqueeze(3), b, torch.zeros_like(b))
         return [ops.append(states[0], b, write_index), a * (1 / math.sqrt(self.size))]
 
-    def layer_states(self) -> List[StateSpec]:
+    def layer_states(self) -> list[StateSpec]:
         return [StateSpec("gate", (self.heads, self.size), grows=True, dtype="float32")]
 
 

@@ -1,7 +1,6 @@
 """Hierarchical decomposition of a position table: n rows serve n^2 positions (Su 2020)."""
 
 import math
-from typing import Dict, List
 
 import numpy as np
 import torch
@@ -38,10 +37,10 @@ class Hierarchical(PositionEncoding):
         lower = torch.nn.functional.embedding(torch.remainder(p, self.rows), rows)
         return x + (self.share * upper + (1 - self.share) * lower).to(x.dtype)
 
-    def edges(self) -> Dict[str, int]:
+    def edges(self) -> dict[str, int]:
         return {f"{self.rows} rows": self.rows}
 
-    def row_rules(self) -> List[str]:
+    def row_rules(self) -> list[str]:
         return [f"max(q, 0) // {self.rows}", f"max(q, 0) % {self.rows}"]
 
     def __init__(self, geometry: Geometry, rows: int = 0, share: float = 0.4) -> None:

@@ -2,7 +2,7 @@
 Position-Infused Attention; here after the projections).
 """
 
-from typing import Mapping, Tuple
+from typing import Mapping
 
 import numpy as np
 from torch import Tensor
@@ -26,7 +26,7 @@ class Infused(PositionEncoding):
 
     above = {"base": 1}
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
         added = self.waves(positions).unsqueeze(2)
         return (q + added).to(q.dtype), (k + added).to(k.dtype)

@@ -3,7 +3,7 @@ Inkling, Thinking Machines 2026, from the code of transformers; there is no pape
 """
 
 import math
-from typing import Dict, List, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ class Inkling(PositionEncoding):
     least = {"basis": 1, "extent": 1}
     most = {"basis": 4096, "extent": 1 << 20}
 
-    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: list[Tensor]) -> Tensor:
         """As in PositionEncoding; states [weights [B,H,S,basis]]."""
         # A column of zeros for all other distances.
         rows = torch.nn.functional.pad(states[0] @ self.table.to(torch.float32), [0, 1])
@@ -48,10 +48,10 @@ class Inkling(PositionEncoding):
         index = torch.where(inside, behind, float(self.extent)).to(torch.int64)
         return ops.attend(q, seen.keys, seen.values, seen.mask, ops.pick(rows, index), scale)
 
-    def edges(self) -> Dict[str, int]:
+    def edges(self) -> dict[str, int]:
         return {f"extent {self.extent}": self.extent}
 
-    def row_rules(self) -> List[str]:
+    def row_rules(self) -> list[str]:
         return [f"q - k if 0 <= q - k < {self.extent} else {self.extent}"]
 
     def __init__(
@@ -67,8 +67,8 @@ class Inkling(PositionEncoding):
         self.table = torch.nn.Parameter(torch.randn(basis, extent) / math.sqrt(basis))
 
     def observe(
-        self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
-    ) -> List[Tensor]:
+        self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: list[Tensor]
+    ) -> list[Tensor]:
         """x [B,S,E] to weights of curves [B,H,S,basis] float32, for `rescore` of this call."""
         weights = self.query(x).view(x.size(0), x.size(1), self.heads, self.basis)
         return [weights.transpose(1, 2).to(torch.float32)]

@@ -3,7 +3,6 @@ Relation between Position Information and Sentence Length, 3.2).
 """
 
 import math
-from typing import List, Tuple
 
 import numpy as np
 import torch
@@ -25,8 +24,8 @@ class InputRNN(PositionEncoding):
     works_in = ("causal",)
 
     def embed_next(
-        self, x: Tensor, positions: Tensor, states: List[Tensor]
-    ) -> Tuple[Tensor, List[Tensor]]:
+        self, x: Tensor, positions: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """x [B,S,E], positions [B,S], states [hidden [B,E]]."""
         order, count = recurrence.valid_first(positions)
         wide = order.unsqueeze(2).expand(-1, -1, self.width)
@@ -46,12 +45,12 @@ class InputRNN(PositionEncoding):
         super().__init__()
         self.width, bound = geometry.width, 1 / math.sqrt(geometry.width)
         matrix, vector = (3 * self.width, self.width), (3 * self.width,)
-        shapes: List[Tuple[int, ...]] = [matrix, matrix, vector, vector]
+        shapes: list[tuple[int, ...]] = [matrix, matrix, vector, vector]
         self.weight, self.recurrent, self.offset, self.recurrent_offset = (
             torch.nn.Parameter(torch.empty(shape).uniform_(-bound, bound)) for shape in shapes
         )
 
-    def embed_states(self) -> List[StateSpec]:
+    def embed_states(self) -> list[StateSpec]:
         return [StateSpec("hidden", (self.width,))]
 
 

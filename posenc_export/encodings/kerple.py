@@ -1,7 +1,7 @@
 """Kernelized relative positional embedding (Chi et al. 2022, KERPLE, 4)."""
 
 import math
-from typing import Literal, Optional
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class KERPLE(PositionEncoding):
         r.value: logarithms of r1 and of r2, [2,H,1,1].
     """
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
         r, distances = self.r().exp(), ops.distances(q_positions, k_positions).abs()
         if self.kernel == "log":

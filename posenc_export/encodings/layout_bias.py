@@ -3,7 +3,7 @@ LayoutLMv2, 2.2; Huang et al. 2022, LayoutLMv3, 3.2, its code).
 """
 
 import math
-from typing import Dict, Literal, Optional
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ class LayoutBias(PositionEncoding):
     }
     least = {"size": 0}
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """q_positions [3,B,S], k_positions [3,B,T], with a size [5,B,S] and [5,B,T], or [B,S] and
         [B,T] for all axes, to [B,H,S,T] float32.
         """
@@ -74,7 +74,7 @@ class LayoutBias(PositionEncoding):
         scaled = weight.to(torch.float32) * self.factor
         return torch.nn.functional.embedding(of_distance, scaled)
 
-    def edges(self) -> Dict[str, int]:
+    def edges(self) -> dict[str, int]:
         text = bucket_edges(self.of_distance, self.max_distance)
         boxes = bucket_edges(self.of_box_distance, self.box_max_distance)
         return {**text, **{f"{name} of boxes": at for name, at in boxes.items()}}

@@ -2,8 +2,6 @@
 2018, GPT).
 """
 
-from typing import List
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -28,7 +26,7 @@ class Learned(PositionEncoding):
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
         return x + self.table(positions.clamp(min=0) + self.offset)
 
-    def row_rules(self) -> List[str]:
+    def row_rules(self) -> list[str]:
         return [f"max(q, 0) + {self.offset}"]
 
     def __init__(self, geometry: Geometry, offset: int = 0) -> None:

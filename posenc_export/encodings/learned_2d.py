@@ -2,7 +2,7 @@
 Lee et al. 2022, Pix2Struct, its code).
 """
 
-from typing import List, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ class Learned2D(PositionEncoding):
             return x + row + column
         return x + torch.cat((row, column) if self.join == "row_column" else (column, row), dim=-1)
 
-    def row_rules(self) -> List[str]:
+    def row_rules(self) -> list[str]:
         return [f"min(x{axis}, {count - 1})" for axis, count in enumerate(self.counts)]
 
     def __init__(

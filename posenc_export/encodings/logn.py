@@ -3,7 +3,7 @@ of Self-Attention, 5.3; Su 2021; Llama 4; Ministral 3).
 """
 
 import math
-from typing import Dict, Literal, Mapping, Tuple
+from typing import Literal, Mapping
 
 import numpy as np
 from torch import Tensor
@@ -32,7 +32,7 @@ class LogN(PositionEncoding):
     any_size = True
     least = {"trained": 2, "temperature": 0, "period": 1}
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
         return (q * self.factors(positions).unsqueeze(3)).to(q.dtype), k
 
@@ -42,7 +42,7 @@ class LogN(PositionEncoding):
         steps = lambda p: (p + self.first) // self.period  # noqa: E731
         return {"factors": lambda p: 1 + self.temperature * np.log1p(steps(p))}
 
-    def edges(self) -> Dict[str, int]:
+    def edges(self) -> dict[str, int]:
         last = self.period - self.first if self.form == "steps" else self.trained
         return {f"temperature from {last}": last}
 

@@ -2,7 +2,7 @@
 2.1).
 """
 
-from typing import List, Literal, Optional
+from typing import Literal
 
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import Layout, RotaryGrid
@@ -37,7 +37,7 @@ class MRoPE(RotaryGrid):
         height: int = 0,
         theta: float = 1000000.0,
         layout: Layout = "half",
-        rotary: Optional[int] = None,
+        rotary: int | None = None,
         order: Literal["sections", "alternating"] = "sections",
     ) -> None:
         super().__init__(geometry, layout, rotary, least=6)
@@ -47,7 +47,7 @@ class MRoPE(RotaryGrid):
         self.tabulate()
 
 
-def _sections(size: int, time: int, height: int) -> List[int]:
+def _sections(size: int, time: int, height: int) -> list[int]:
     """Axis of each pair: sections of time, height and width, one after the other."""
     first, second = time or max(1, size // 8), height or max(1, 3 * size // 16)
     width = size // 2 - first - second
@@ -57,7 +57,7 @@ def _sections(size: int, time: int, height: int) -> List[int]:
     return [0] * first + [1] * second + [2] * width
 
 
-def _alternating(size: int, time: int, height: int) -> List[int]:
+def _alternating(size: int, time: int, height: int) -> list[int]:
     """Axis of each pair: height and width alternate, time follows."""
     pairs = size // 2
     usual = 5 * size // 32

@@ -2,8 +2,6 @@
 spectrum (Qwen3-VL 2025).
 """
 
-from typing import Optional
-
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import Layout, RotaryGrid
 from posenc_export.shared.refusal import refusal
@@ -34,7 +32,7 @@ class MRoPEInterleaved(RotaryGrid):
         width: int = 0,
         theta: float = 5000000.0,
         layout: Layout = "half",
-        rotary: Optional[int] = None,
+        rotary: int | None = None,
     ) -> None:
         super().__init__(geometry, layout, rotary, least=6)
         self.theta = float(theta)

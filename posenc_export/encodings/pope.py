@@ -4,7 +4,7 @@
 
 import cmath
 import math
-from typing import Mapping, Tuple
+from typing import Mapping
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ class PoPE(PositionEncoding):
     shared = False
     above = {"theta": 0}
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to [B,S,H,2D], [B,S,K,2D]."""
         of_q = torch.nn.functional.softplus(q.to(torch.float32))
         of_k = torch.nn.functional.softplus(k.to(torch.float32))

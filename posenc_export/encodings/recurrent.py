@@ -3,7 +3,7 @@ for Transformer with Continuous Dynamical Model, 2.2).
 """
 
 import math
-from typing import Any, Iterator, Sequence, Tuple
+from typing import Any, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ class Recurrent(Trajectory):
         self.offset = torch.nn.Parameter(torch.cat((offsets, torch.zeros(width))))
         self.prepare()
 
-    def weights(self) -> Tuple[Tensor, ...]:
+    def weights(self) -> tuple[Tensor, ...]:
         return self.first, self.weight, self.offset
 
     def rows(self, weights: Sequence[Any], count: int, library: Any) -> Iterator[Any]:

@@ -1,7 +1,5 @@
 """Rotary position embedding (Su et al. 2021, RoFormer, 3.2 and 3.4.2)."""
 
-from typing import Optional
-
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import Layout, Rotary
 
@@ -29,7 +27,7 @@ class RoPE(Rotary):
         geometry: Geometry,
         theta: float = 10000.0,
         layout: Layout = "half",
-        rotary: Optional[int] = None,
+        rotary: int | None = None,
     ) -> None:
         super().__init__(geometry, layout, rotary)
         self.theta = float(theta)

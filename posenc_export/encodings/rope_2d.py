@@ -3,7 +3,6 @@ et al. 2024, Rotary Position Embedding for Vision Transformer, 3.3).
 """
 
 import math
-from typing import Optional, Tuple
 
 import numpy as np
 import torch
@@ -34,7 +33,7 @@ class RoPE2D(Rotation):
     axes = 2
     shared = False
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], coordinates [2,B,S] int64 to the same shapes and dtypes."""
         places = positions.to(torch.float64).unsqueeze(3).unsqueeze(4)  # [2,B,S,1,1]
         along = self.along().to(torch.float64)  # [2,K,r/2]
@@ -50,7 +49,7 @@ class RoPE2D(Rotation):
         geometry: Geometry,
         theta: float = 10.0,
         layout: Layout = "half",
-        rotary: Optional[int] = None,
+        rotary: int | None = None,
     ) -> None:
         super().__init__(geometry, layout, rotary)
         angles = 2 * math.pi * torch.rand(geometry.kv_heads or geometry.heads, 1)

@@ -2,7 +2,7 @@
 Rotary Position Embedding for Vision Transformer, 3.2).
 """
 
-from typing import Literal, Optional
+from typing import Literal
 
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import Layout, RotaryGrid
@@ -43,7 +43,7 @@ class RoPEAxial(RotaryGrid):
         geometry: Geometry,
         theta: float = 100.0,
         layout: Layout = "half",
-        rotary: Optional[int] = None,
+        rotary: int | None = None,
         axes: int = 2,
         spectrum: Literal["each", "alternating"] = "each",
     ) -> None:

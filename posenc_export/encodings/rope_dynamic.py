@@ -3,7 +3,7 @@ transformers as rope_type "dynamic").
 """
 
 import math
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -34,12 +34,12 @@ class RoPEDynamic(Rotation):
     chunk = 8
     least = {"factor": 1, "original_max_positions": 1}
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotate with the frequencies up to L; shapes as in PositionEncoding."""
         cos, sin = self.cos.rows, self.sin.rows
         return ops.rotate_both(q, k, positions, cos, sin, self.interleaved)
 
-    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: list[Tensor]) -> Tensor:
         """As in PositionEncoding; keys are turned further for queries beyond L."""
         keys, values, mask, places, keys_at = seen
         first, second, turns = self.first.rows, self.second.rows, self.interleaved
@@ -50,7 +50,7 @@ class RoPEDynamic(Rotation):
     def formulas(self) -> Mapping[str, Rows]:
         return {**super().formulas(), "first": self.frequencies}
 
-    def edges(self) -> Dict[str, int]:
+    def edges(self) -> dict[str, int]:
         return {f"original length {self.original}": self.original}
 
     def __init__(
@@ -60,7 +60,7 @@ class RoPEDynamic(Rotation):
         factor: float = 2.0,
         original_max_positions: int = 2048,
         layout: Layout = "half",
-        rotary: Optional[int] = None,
+        rotary: int | None = None,
     ) -> None:
         super().__init__(geometry, layout, rotary, least=4)
         self.theta, self.factor, self.original = float(theta), float(factor), original_max_positions

@@ -2,8 +2,6 @@
 via Positional Interpolation, 2.3).
 """
 
-from typing import Optional
-
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import Layout, Rotary
 
@@ -31,7 +29,7 @@ class RoPELinear(Rotary):
         factor: float = 2.0,
         theta: float = 10000.0,
         layout: Layout = "half",
-        rotary: Optional[int] = None,
+        rotary: int | None = None,
     ) -> None:
         super().__init__(geometry, layout, rotary)
         self.theta, self.factor = float(theta), float(factor)

@@ -3,7 +3,6 @@ blended (Meta 2024, llama-models).
 """
 
 import math
-from typing import Optional
 
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import Layout, Rotary
@@ -49,7 +48,7 @@ class RoPELlama3(Rotary):
         original_max_positions: int = 8192,
         theta: float = 500000.0,
         layout: Layout = "half",
-        rotary: Optional[int] = None,
+        rotary: int | None = None,
     ) -> None:
         if not high_freq_factor > low_freq_factor > 0:
             rule = "high_freq_factor above low_freq_factor above 0"

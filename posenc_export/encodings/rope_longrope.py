@@ -3,7 +3,7 @@ al. 2024, LongRoPE, 3.3; as in Phi-3).
 """
 
 import math
-from typing import Any, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Literal, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from posenc_export.encodings.shared.rotary import (
 from posenc_export.encodings.shared.tables import wave_tables
 from posenc_export.shared.refusal import refusal
 
-Factors = Union[str, Sequence[float]]
+Factors = str | Sequence[float]
 Lengths = Literal["by_position", "long", "short"]
 
 
@@ -54,7 +54,7 @@ class RoPELongRoPE(Rotation):
 
     least = {"original_max_positions": 2}
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Shapes as in PositionEncoding, with `key_size` in place of D."""
         if self.fixed:
             cos, sin = self.cos.rows, self.sin.rows
@@ -80,7 +80,7 @@ class RoPELongRoPE(Rotation):
 
         return {**super().formulas(), **waves_of(far, self.magnitude, ("long_cos", "long_sin"))}
 
-    def edges(self) -> Dict[str, int]:
+    def edges(self) -> dict[str, int]:
         return {} if self.fixed else {f"original length {self.original}": self.original}
 
     def __init__(
@@ -90,9 +90,9 @@ class RoPELongRoPE(Rotation):
         short_factor: Factors = "",
         long_factor: Factors = "",
         original_max_positions: int = 4096,
-        attention_factor: Optional[float] = None,
+        attention_factor: float | None = None,
         layout: Layout = "half",
-        rotary: Optional[int] = None,
+        rotary: int | None = None,
         lengths: Lengths = "by_position",
     ) -> None:
         super().__init__(geometry, layout, rotary)
@@ -108,7 +108,7 @@ class RoPELongRoPE(Rotation):
         far, count = self.frequencies(True), 1 if self.fixed else self.count
         self.long_cos, self.long_sin = wave_tables(far, count, self.magnitude)
 
-    def frequencies(self, far: bool) -> List[float]:
+    def frequencies(self, far: bool) -> list[float]:
         """w_k / f_k with the short or the long factors."""
         return [
             1 / (factor * self.theta ** (2 * k / self.size))
@@ -125,7 +125,7 @@ class RoPELongRoPE(Rotation):
         return ops.rotate_pairs(x, positions, cos, sin, self.interleaved)
 
 
-def _factors(name: str, text: Factors, count: int) -> List[float]:
+def _factors(name: str, text: Factors, count: int) -> list[float]:
     parts = text.split(";") if isinstance(text, str) else list(text)
     try:
         factors = [float(part) for part in parts] if parts not in ([""], []) else [1.0] * count

@@ -3,7 +3,7 @@ lucidrains' rotary-embedding-torch with freqs_for="pixel").
 """
 
 import math
-from typing import Any, Literal, Optional
+from typing import Any, Literal
 
 import numpy as np
 
@@ -56,7 +56,7 @@ class RoPENormalized(RotaryGrid):
         theta: float = 100.0,
         highest: float = 10.0,
         layout: Layout = "half",
-        rotary: Optional[int] = None,
+        rotary: int | None = None,
     ) -> None:
         axes = 3 if frames else 2
         super().__init__(geometry, layout, rotary, least=2 * axes)

@@ -2,8 +2,6 @@
 2023, YaRN, 3.1).
 """
 
-from typing import Optional
-
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import Layout, Rotary
 
@@ -32,7 +30,7 @@ class RoPENTK(Rotary):
         factor: float = 2.0,
         theta: float = 10000.0,
         layout: Layout = "half",
-        rotary: Optional[int] = None,
+        rotary: int | None = None,
     ) -> None:
         super().__init__(geometry, layout, rotary, least=4)
         self.theta, self.factor = float(theta), float(factor)

@@ -3,7 +3,7 @@ learned_freq).
 """
 
 import math
-from typing import Literal, Optional, Tuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class RoPETrained(Rotary, Prepared):
         theta, layout, rotary: see RoPE; theta is the initial base.
     """
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
         if not torch.jit.is_scripting():
             if self.training:
@@ -46,7 +46,7 @@ class RoPETrained(Rotary, Prepared):
         trains: Literal["frequencies", "theta"] = "frequencies",
         theta: float = 10000.0,
         layout: Layout = "half",
-        rotary: Optional[int] = None,
+        rotary: int | None = None,
     ) -> None:
         super().__init__(geometry, layout, rotary)
         self.theta, self.trains = float(theta), trains
@@ -62,7 +62,7 @@ class RoPETrained(Rotary, Prepared):
         k = torch.arange(self.size // 2, dtype=torch.float64, device=weight.device)
         return torch.exp(-(2 * k / self.size) * (math.log(self.theta) + weight))
 
-    def trained(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def trained(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """`rotate` for the current weights, with gradients."""
         angles = positions.clamp(min=0).to(torch.float64).unsqueeze(2) * self.frequencies()
         cos = angles.cos().to(torch.float32).unsqueeze(2)  # [B,S,1,r/2]

@@ -3,7 +3,7 @@ temperature (Peng et al. 2023, YaRN, 3.2 to 3.4).
 """
 
 import math
-from typing import Literal, Optional
+from typing import Literal
 
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import Layout, Rotary
@@ -47,13 +47,13 @@ class RoPEYaRN(Rotary):
         original_max_positions: int = 2048,
         beta_fast: float = 32.0,
         beta_slow: float = 1.0,
-        attention_factor: Optional[float] = None,
+        attention_factor: float | None = None,
         mscale: float = 0.0,
         mscale_all_dim: float = 0.0,
         truncate: Literal["yes", "no"] = "yes",
         theta: float = 10000.0,
         layout: Layout = "half",
-        rotary: Optional[int] = None,
+        rotary: int | None = None,
     ) -> None:
         super().__init__(geometry, layout, rotary)
         if not theta > 1:

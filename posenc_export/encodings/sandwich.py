@@ -3,7 +3,7 @@ Transformer Length Extrapolation, 5).
 """
 
 import math
-from typing import Mapping, Optional
+from typing import Mapping
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ class Sandwich(PositionEncoding):
     least = {"dims": 2}
     most = {"dims": 1 << 16}
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
         last = self.sums.rows.size(0) - 1
         distances = ops.distances(q_positions, k_positions).abs().clamp(max=last).to(torch.int64)

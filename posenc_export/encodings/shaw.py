@@ -3,7 +3,7 @@ Representations, 3.2; BERT's relative keys).
 """
 
 import math
-from typing import Dict, List, Literal, Optional, Sequence
+from typing import Literal, Sequence
 
 import numpy as np
 import torch
@@ -39,13 +39,13 @@ class Shaw(PositionEncoding):
     least = {"left": 0, "right": 0}
     most = {"left": 1 << 20, "right": 1 << 20}
 
-    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: list[Tensor]) -> Tensor:
         """As in PositionEncoding, without states."""
         clipped = ops.distances(seen.positions, seen.key_positions).clamp(-self.left, self.right)
         index = (clipped + self.left).to(torch.int64)  # [B,1,S,T]
         table = self.keys.to(torch.float32)
         rows = (scale * q.to(torch.float32)).transpose(1, 2) @ table.t()
-        key_rows: Optional[Tensor] = None
+        key_rows: Tensor | None = None
         if self.score == "query_key":
             key_rows = (seen.keys.to(torch.float32) @ table.t()).index_select(1, self.of_head)
         content = ops.pick(rows, index, key_rows, scale)
@@ -58,10 +58,10 @@ class Shaw(PositionEncoding):
         relative = by_distance @ self.values.to(torch.float32)
         return y + relative.transpose(1, 2).flatten(2).to(seen.values.dtype)
 
-    def edges(self) -> Dict[str, int]:
+    def edges(self) -> dict[str, int]:
         return {f"left {self.left}": self.left + 1, f"right {self.right}": self.right + 1}
 
-    def row_rules(self) -> List[str]:
+    def row_rules(self) -> list[str]:
         return [f"min(max(k - q, -{self.left}), {self.right}) + {self.left}"]
 
     def __init__(

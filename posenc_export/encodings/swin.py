@@ -2,8 +2,6 @@
 Transformer, 3.2, eq. 4).
 """
 
-from typing import List, Optional
-
 import torch
 from torch import Tensor
 
@@ -26,13 +24,13 @@ class Swin(PositionEncoding):
     least = {"rows": 0, "columns": 0}
     most = {"rows": 4096, "columns": 4096}
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
         index = offset_index(q_positions, k_positions, self.rows, self.columns)
         rows = torch.nn.functional.embedding(index, self.table.weight.to(torch.float32))
         return rows.permute(0, 3, 1, 2)
 
-    def row_rules(self) -> List[str]:
+    def row_rules(self) -> list[str]:
         return [offset_rule(self.rows, self.columns)]
 
     def __init__(self, geometry: Geometry, rows: int = 0, columns: int = 0) -> None:

@@ -1,7 +1,6 @@
 """Log-spaced continuous position bias of a window (Liu et al. 2022, Swin Transformer V2, 3.3)."""
 
 import math
-from typing import List, Optional
 
 import numpy as np
 import torch
@@ -35,7 +34,7 @@ class SwinV2(PositionEncoding):
     least = {"rows": 0, "columns": 0, "hidden": 1}
     most = {"rows": 4096, "columns": 4096, "hidden": 4096}
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
         weight, bias = self.first.weight.to(torch.float32), self.first.bias.to(torch.float32)
         inner = torch.relu(torch.nn.functional.linear(self.offsets.rows, weight, bias))
@@ -44,7 +43,7 @@ class SwinV2(PositionEncoding):
         index = offset_index(q_positions, k_positions, self.rows, self.columns)
         return torch.nn.functional.embedding(index, table).permute(0, 3, 1, 2)
 
-    def row_rules(self) -> List[str]:
+    def row_rules(self) -> list[str]:
         return [offset_rule(self.rows, self.columns)]
 
     def __init__(

@@ -3,7 +3,7 @@
 """
 
 import math
-from typing import Dict, List, Literal, Optional
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -40,17 +40,17 @@ class T5(PositionEncoding):
 
     most = {"buckets": 1 << 20, "max_distance": 1 << 20}
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
         ahead = ops.distances(q_positions, k_positions).squeeze(1)
         index = clipped(ahead, self.max_distance, self.causal)
         rows = torch.nn.functional.embedding(self.of_distance, self.table.weight.to(torch.float32))
         return torch.nn.functional.embedding(index.to(torch.int64), rows).permute(0, 3, 1, 2)
 
-    def edges(self) -> Dict[str, int]:
+    def edges(self) -> dict[str, int]:
         return bucket_edges(self.of_distance, self.max_distance)
 
-    def row_rules(self) -> List[str]:
+    def row_rules(self) -> list[str]:
         return row_rules(self.of_distance, self.max_distance, self.causal)
 
     def __init__(

@@ -3,7 +3,7 @@ XLNet the same).
 """
 
 import math
-from typing import Dict, List, Mapping
+from typing import Mapping
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ class TransformerXL(PositionEncoding):
     shared = False
     least = {"clamp": 0}
 
-    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: list[Tensor]) -> Tensor:
         """As in PositionEncoding, without states."""
         # Scaled here, since ONNX Runtime's product of a scaled operand packs no weight.
         queries = scale * (q.to(torch.float32) + self.v.to(torch.float32))
@@ -68,7 +68,7 @@ class TransformerXL(PositionEncoding):
 
         return {"waves": waves}
 
-    def edges(self) -> Dict[str, int]:
+    def edges(self) -> dict[str, int]:
         return {f"clamp {self.clamp}": self.clamp + 1} if self.clamp else {}
 
     def __init__(self, geometry: Geometry, clamp: int = 0) -> None:

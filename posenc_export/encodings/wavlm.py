@@ -2,8 +2,6 @@
 et al. 2022, XLM-E, the same).
 """
 
-from typing import Dict, List
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -47,7 +45,7 @@ class WavLM(PositionEncoding):
     shared = False
     most = {"buckets": 1 << 20, "max_distance": 1 << 20}
 
-    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: list[Tensor]) -> Tensor:
         """As in PositionEncoding; states [gates [B,H,S,1]]."""
         ahead = ops.distances(seen.positions, seen.key_positions)
         place = clipped(ahead, self.max_distance, self.causal).to(torch.int64)
@@ -56,8 +54,8 @@ class WavLM(PositionEncoding):
         return ops.attend(q, seen.keys, seen.values, seen.mask, ops.pick(rows, index), scale)
 
     def observe(
-        self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
-    ) -> List[Tensor]:
+        self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: list[Tensor]
+    ) -> list[Tensor]:
         """x [B,S,E] to gates [B,H,S,1] float32, for `rescore` of this call."""
         of_heads = x.view(x.size(0), x.size(1), self.heads, self.size)
         gates = torch.sigmoid(self.gates(of_heads).to(torch.float32)).transpose(1, 2)  # [B,H,S,2]
@@ -65,10 +63,10 @@ class WavLM(PositionEncoding):
         factor = self.factor.to(torch.float32).view(1, -1, 1, 1)
         return [2.0 + of_sum * (of_factor * factor - 1.0)]
 
-    def edges(self) -> Dict[str, int]:
+    def edges(self) -> dict[str, int]:
         return bucket_edges(self.of_distance, self.max_distance)
 
-    def row_rules(self) -> List[str]:
+    def row_rules(self) -> list[str]:
         return row_rules(self.of_distance, self.max_distance, self.causal)
 
     def __init__(self, geometry: Geometry, buckets: int = 320, max_distance: int = 800) -> None:

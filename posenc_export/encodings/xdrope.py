@@ -2,8 +2,6 @@
 paper, as in transformers).
 """
 
-from typing import Tuple
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -36,7 +34,7 @@ class XDRoPE(Rotation):
     above = {"theta": 0, "alpha": 0}
     least = {"text": 0, "width": 0, "height": 0}
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], coordinates [4,B,S] int64 to the same shapes and dtypes."""
         cos, sin = self.by_entry(self.cos(positions)), self.by_entry(self.sin(positions))
         return self.turned(q, cos, sin), self.turned(k, cos, sin)

@@ -3,7 +3,7 @@
 """
 
 import math
-from typing import Any, Mapping, Tuple
+from typing import Any, Mapping
 
 import numpy as np
 from torch import Tensor
@@ -38,7 +38,7 @@ class XPos(Rotation):
 
     above = {"theta": 0, "gamma": 0, "scale_base": 0}
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
         q_rows, k_rows = (self.q_cos.rows, self.q_sin.rows), (self.k_cos.rows, self.k_sin.rows)
         of_q = ops.rotate_pairs(q, positions, q_rows[0], q_rows[1], self.interleaved, False)

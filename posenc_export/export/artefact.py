@@ -3,7 +3,7 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Iterable, Sequence
 
 import torch
 
@@ -41,25 +41,25 @@ TOKENIZER = "tokenizer.json"  # the file name of the tokenizers library
 
 
 def export_model(
-    model: Union[Model, Sources, torch.nn.Module],
+    model: Model | Sources | torch.nn.Module,
     target: str,
-    folder: Union[str, Path],
+    folder: str | Path,
     signature: str = "positions",
-    dtype: Optional[str] = None,
-    verify: Union[bool, str] = True,
-    progress: Optional[Progress] = None,
-    weights: Optional[str] = None,
-    calibrate: Union[str, Path, None] = None,
-    cache: Optional[str] = None,
-    tolerance: Optional[float] = None,
-    text: Union[str, Path, None] = None,
+    dtype: str | None = None,
+    verify: bool | str = True,
+    progress: Progress | None = None,
+    weights: str | None = None,
+    calibrate: str | Path | None = None,
+    cache: str | None = None,
+    tolerance: float | None = None,
+    text: str | Path | None = None,
     max_loss: float = MAX_LOSS,
-    size: Optional[float] = None,
-    example: Optional[torch.Tensor] = None,
-    max_positions: Optional[int] = None,
-    positions: Optional[str] = None,
+    size: float | None = None,
+    example: torch.Tensor | None = None,
+    max_positions: int | None = None,
+    positions: str | None = None,
     causal: bool = True,
-    output: Optional[str] = None,
+    output: str | None = None,
     axes: int = 0,
 ) -> Manifest:
     """Export `model` for `target`, verify the artefact and publish it as `folder`.
@@ -88,13 +88,13 @@ def export_model(
 
 
 def export_all(
-    model: Union[Model, Sources, torch.nn.Module],
+    model: Model | Sources | torch.nn.Module,
     targets: Sequence[str],
-    output: Union[str, Path],
+    output: str | Path,
     options: ExportOptions = ExportOptions(),
-    failed: Optional[Dict[str, Exception]] = None,
+    failed: dict[str, Exception] | None = None,
     read: ReadAs = ReadAs(),
-) -> List[Manifest]:
+) -> list[Manifest]:
     """Export for several targets. Artefacts are published after the last one is verified.
 
     Args:
@@ -121,7 +121,7 @@ def export_all(
     with staging as path:
         sources.keep_in(staging.parent)
         data = _read_data(sources, options)
-        manifests: Dict[Path, Manifest] = {}
+        manifests: dict[Path, Manifest] = {}
         for target, place in zip(targets, places if whole else list(staging.places), strict=True):
             folder = path / "made" / target
             try:
@@ -169,7 +169,7 @@ def _read_data(sources: Sources, options: ExportOptions) -> quality.Inputs:
     return quality.Inputs(sources.model, kept, measured, options.max_loss, formats)
 
 
-def folders(targets: Sequence[str], output: Path) -> List[Path]:
+def folders(targets: Sequence[str], output: Path) -> list[Path]:
     """Return the folder that export_all writes for each target."""
     return [output / target for target in targets] if len(targets) > 1 else [output]
 
@@ -217,7 +217,7 @@ def _make(
 
 def _written(
     source: Source, described: Manifest, folder: Path, accuracy: Accuracy, options: ExportOptions
-) -> Tuple[Manifest, Expected, Check]:
+) -> tuple[Manifest, Expected, Check]:
     """Write the files of an artefact to a new folder, without the manifest. Return the manifest,
     the outputs of the module, and the comparison of constants with the module. ValueError: the
     target cannot represent the module, as when torch cannot compile code of others.

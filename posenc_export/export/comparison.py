@@ -1,6 +1,6 @@
 """Compare a model with the module that it was built from, for every division into calls."""
 
-from typing import Any, Callable, Dict, Tuple, Union
+from typing import Any, Callable
 
 import numpy as np
 import torch
@@ -29,8 +29,8 @@ DIFFERS = "docs/from-your-weights.md lists what often differs"
 
 
 def compare(
-    ours: Union[Model, torch.nn.Module, Loaded], original: Callable[..., Any], inputs: Any
-) -> Dict[str, Any]:
+    ours: Model | torch.nn.Module | Loaded, original: Callable[..., Any], inputs: Any
+) -> dict[str, Any]:
     """Compare the outputs of a model with those of the module that it was built from: one full
     pass, and every division into calls of the parity grid.
 
@@ -78,9 +78,7 @@ def compare(
     return {"passed": True, "tolerance": accuracy.tolerance, "error": cells[worst], "cells": cells}
 
 
-def _opened(
-    ours: Union[Model, torch.nn.Module, Loaded], inputs: np.ndarray
-) -> Tuple[Session, Accuracy]:
+def _opened(ours: Model | torch.nn.Module | Loaded, inputs: np.ndarray) -> tuple[Session, Accuracy]:
     """Return a session of a model or an artefact, and the accuracy of its outputs."""
     if not isinstance(ours, Loaded):
         how = ReadAs()

@@ -2,7 +2,7 @@
 and states. Also examples of them for tracing, and the eager module as a target.
 """
 
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ def dtype_of(model: Model) -> str:
     return str(model.weight_dtype()).removeprefix("torch.")
 
 
-def inputs_of(model: Model, signature: str) -> List[Value]:
+def inputs_of(model: Model, signature: str) -> list[Value]:
     """Return the inputs of a graph without states and encoder."""
     if isinstance(model, AttentionBlock) or not model.config.tokens:
         values = [Value("hidden_states", passed(dtype_of(model)), (B, S, model.config.width))]
@@ -39,13 +39,13 @@ def inputs_of(model: Model, signature: str) -> List[Value]:
     if signature == "mask":
         columns = T if states_of(model, signature, "append") else S
         return [*values, Value("attention_mask", "int64", (B, columns))]
-    axes: Tuple[Axis, ...] = (1 + model.axes, B, S) if model.axes else (B, S)
+    axes: tuple[Axis, ...] = (1 + model.axes, B, S) if model.axes else (B, S)
     values.append(Value("position_ids", "int64", axes))
     index = Value("logits_index", "int64", (B, R))
     return [*values, *([index] if takes_logits_index(model, signature) else [])]
 
 
-def outputs_of(model: Model, signature: str) -> List[Value]:
+def outputs_of(model: Model, signature: str) -> list[Value]:
     """Return the output, and the second one of a model with a readout."""
     of_dtype, width = passed(dtype_of(model)), model.config.width
     tokens, readout = R if takes_logits_index(model, signature) else S, None
@@ -63,7 +63,7 @@ def outputs_of(model: Model, signature: str) -> List[Value]:
     return [output, Value(readout.output, dtype_of(model), (B, readout.size))]
 
 
-def encoder_of(model: Model) -> List[Value]:
+def encoder_of(model: Model) -> list[Value]:
     """Return the inputs of a decoder that depend on an encoder: its mask, keys and values."""
     dtype, values = passed(dtype_of(model)), []
     for index, (heads, size) in enumerate(model.memory if isinstance(model, ReadModule) else ()):
@@ -72,7 +72,7 @@ def encoder_of(model: Model) -> List[Value]:
     return [Value(ENCODER_MASK, "int64", (B, Q)), *values] if values else []
 
 
-def states_of(model: Model, signature: str, update: str) -> List[State]:
+def states_of(model: Model, signature: str, update: str) -> list[State]:
     """Return the states. update: update rule of those with one entry per token, "append" or
     "in_place"; others have "replace".
     """
@@ -116,13 +116,13 @@ def step_weights(model: Model) -> int:
     return total + int(table.size(1)) - (0 if is_tied else int(table.numel()))
 
 
-def input_names(manifest: Manifest) -> List[str]:
+def input_names(manifest: Manifest) -> list[str]:
     """Return the names of graph inputs, in the order of a calling convention."""
     states = [state.past for state in manifest.states]
     return [value.name for value in manifest.inputs] + states + [v.name for v in manifest.encoder]
 
 
-def output_names(manifest: Manifest) -> List[str]:
+def output_names(manifest: Manifest) -> list[str]:
     """Return the names of graph outputs, in the order of a calling convention."""
     states = [state.present for state in manifest.states]
     return [*(value.name for value in manifest.outputs), *states]
@@ -132,7 +132,7 @@ def trace_inputs(
     manifest: Manifest,
     slots: str = P,
     dim: Callable[[str], Any] = lambda name: torch.export.Dim.DYNAMIC,
-) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return example arguments of the signature's forward and their dynamic axes. Encoder inputs
     follow the caches.
 
@@ -157,12 +157,12 @@ def _own(manifest: Manifest, dtype: str) -> str:
     return manifest.dtype if dtype == manifest.passed_dtype else dtype
 
 
-def _example(dtype: str, axes: Tuple[Axis, ...]) -> Tensor:
+def _example(dtype: str, axes: tuple[Axis, ...]) -> Tensor:
     sizes = [SIZES[axis] if isinstance(axis, str) else axis for axis in axes]
     return torch.ones(sizes, dtype=getattr(torch, dtype))
 
 
-def _dynamic(axes: Tuple[Axis, ...], dim: Callable[[str], Any]) -> Dict[int, Any]:
+def _dynamic(axes: tuple[Axis, ...], dim: Callable[[str], Any]) -> dict[int, Any]:
     return {index: dim(axis) for index, axis in enumerate(axes) if isinstance(axis, str)}
 
 
@@ -218,12 +218,12 @@ def _places(model: Model) -> Places:
     )
 
 
-def _packages(model: Model) -> Dict[str, Package]:
+def _packages(model: Model) -> dict[str, Package]:
     names = [encoding.built[0] for encoding in foreign_encodings(model)]
     origins = {name: encodings.origin(name) for name in names}
     return {name: Package(o.name, o.version) for name, o in origins.items() if o is not None}
 
 
-def eager(model: Model) -> Tuple[torch.nn.Module, Manifest]:
+def eager(model: Model) -> tuple[torch.nn.Module, Manifest]:
     """Return the eager module that takes positions, and the manifest to run it in a session."""
     return wrap(model, "positions"), describe(model, "eager", "positions")

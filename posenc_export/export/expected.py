@@ -7,7 +7,7 @@ import math
 import re
 from dataclasses import replace
 from functools import partial
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -74,21 +74,21 @@ def _noise(manifest: Manifest) -> float:
     return math.hypot(*sources)
 
 
-def extent(model: Model) -> Tuple[int, int]:
+def extent(model: Model) -> tuple[int, int]:
     """Return the number of blocks that a value passes, and the longest sum in a block."""
     if isinstance(model, ReadModule):
         return model.extent()
     return len(model.attentions()), widest(model.config)
 
 
-def edges_of(model: Model) -> Dict[str, int]:
+def edges_of(model: Model) -> dict[str, int]:
     """Return the edges within the range of positions by name, in order."""
     last = model.config.max_positions - 1
     within = [(at, name) for name, at in (*_stated(model), ("2^24", SINGLE)) if 0 < at <= last]
     return {OTHER.sub("?", name)[:LONGEST_NAME]: at for at, name in sorted(within)}
 
 
-def indices_of(edges: Mapping[str, int], manifest: Manifest) -> Dict[str, int]:
+def indices_of(edges: Mapping[str, int], manifest: Manifest) -> dict[str, int]:
     """Return by name the indices of tokens at which a sequence is compared: the edges, DEPTHS, and
     where a session drops tokens because the cache of a window or of chunks is full.
     """
@@ -100,7 +100,7 @@ def indices_of(edges: Mapping[str, int], manifest: Manifest) -> Dict[str, int]:
     return {**full, **edges}
 
 
-def _stated(model: Any) -> Iterator[Tuple[str, int]]:
+def _stated(model: Any) -> Iterator[tuple[str, int]]:
     if isinstance(model, ReadModule):  # numbers that its code compares with positions or lengths
         yield from model.config.edges.items()
     for attention in model.config.attentions:
@@ -135,7 +135,7 @@ def expected_outputs(
         raise _cause(model, manifest) or error from None
 
 
-def _cause(model: Model, manifest: Manifest) -> Optional[ValueError]:
+def _cause(model: Model, manifest: Manifest) -> ValueError | None:
     """Return an error that names the first weight of a model, or else the first layer, with numbers
     that are not finite; None if there is none.
     """
@@ -157,13 +157,13 @@ def _cause(model: Model, manifest: Manifest) -> Optional[ValueError]:
     return refusal("verify", "finite outputs of each layer", got, remedy) if places else None
 
 
-def _note(places: List[str], name: str, _: Any, inputs: Any, output: Any) -> None:
+def _note(places: list[str], name: str, _: Any, inputs: Any, output: Any) -> None:
     """Record the name of a module with an output that is not finite, except masks with -inf."""
     if isinstance(output, torch.Tensor) and not output.lt(torch.inf).all():
         places.append(name)
 
 
-def eager_session(model: Model, capacity: Optional[int] = None) -> Session:
+def eager_session(model: Model, capacity: int | None = None) -> Session:
     """Return a session that runs the eager model in float32. capacity: as for Model.session. Caches
     take memory in pages of 2 MiB, so a capacity above the tokens that are read costs memory.
     """
@@ -180,7 +180,7 @@ def _case(session: Session, manifest: Manifest) -> Case:
 
 
 def full_pass(
-    session: Session, tokens: np.ndarray, start: Any, encoder: Optional[Sequence[np.ndarray]]
+    session: Session, tokens: np.ndarray, start: Any, encoder: Sequence[np.ndarray] | None
 ) -> np.ndarray:
     """Return the outputs of all tokens in one call of a session that computes in float32."""
     session.reset()
@@ -191,7 +191,7 @@ def full_pass(
 
 def _attribute_cases(
     session: Session, manifest: Manifest
-) -> Dict[str, Tuple[AttributeCase, np.ndarray]]:
+) -> dict[str, tuple[AttributeCase, np.ndarray]]:
     cases = {}
     for name, fed in grid_inputs.attribute_inputs(manifest).items():
         session.reset()
@@ -208,7 +208,7 @@ def _wide(tokens: np.ndarray) -> np.ndarray:
 
 def oracle_cells(
     model: Model, manifest: Manifest, expected: Expected, say: Progress = silent
-) -> Dict[str, float]:
+) -> dict[str, float]:
     """Return the errors of the expected outputs against the float64 oracle, for one row with each
     start and one of each case with attributes. Of a module that was read, the oracle is the module
     in float64 on rows from position 0 on, and reads the long sequence, too.

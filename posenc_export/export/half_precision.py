@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from typing import Any, List, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,7 +95,7 @@ def _check_hook(
 
 def _results(
     encoding: PositionEncoding, hook: str, geometry: Geometry, dtype: torch.dtype
-) -> List[Tensor]:
+) -> list[Tensor]:
     """Return the tensors that a hook returns, except states, with 0 for biases of hidden keys."""
     returned = getattr(encoding, hook)(*_arguments(encoding, hook, geometry, dtype))
     if hook != "bias":
@@ -106,14 +106,14 @@ def _results(
     return [returned.masked_fill(hidden, 0.0) if geometry.causal else returned]
 
 
-def _places(geometry: Geometry) -> List[int]:
+def _places(geometry: Geometry) -> list[int]:
     last = geometry.max_positions - 1
     return sorted({place for place in (*PLACES, last - 1, last) if 0 <= place <= last})
 
 
 def _arguments(
     encoding: PositionEncoding, hook: str, geometry: Geometry, dtype: torch.dtype
-) -> Tuple[Any, ...]:
+) -> tuple[Any, ...]:
     """Return arguments of a hook, exact in half precision, for small and large positions."""
     places, random = torch.tensor([_places(geometry)]), torch.Generator().manual_seed(0)
     planes = encoding.axes + encoding.with_position

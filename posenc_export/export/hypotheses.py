@@ -5,7 +5,7 @@ for `compare`, and those of checkpoints in auditing/configurations.py, for audit
 
 import contextlib
 import itertools
-from typing import Any, Callable, Dict, Iterable, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ THETAS = (100.0, 1000.0, 10000.0, 100000.0, 500000.0, 1000000.0, 5000000.0)
 # tolerances, and by this many times less than the outputs of the reference.
 NEAR = 4.0
 LAYOUTS = (None, "interleaved")  # None: half
-Spec = Dict[str, Any]
+Spec = dict[str, Any]
 Change = Callable[[AttentionConfig], AttentionConfig]
 
 
@@ -35,12 +35,12 @@ class Hypothesis(NamedTuple):
 
 
 def explained(
-    models: Iterable[Tuple[Hypothesis, Any]],
+    models: Iterable[tuple[Hypothesis, Any]],
     expected: np.ndarray,
     tokens: np.ndarray,
     actual: np.ndarray,
     tolerance: float,
-) -> Optional[Hypothesis]:
+) -> Hypothesis | None:
     """Return the fault that explains the outputs `actual` [B,L,V] of a full pass of tokens, ids
     [B,L] or hidden states [B,L,E], or None.
 
@@ -68,7 +68,7 @@ def _outputs(model: Any, tokens: np.ndarray) -> np.ndarray:
     return full_pass(eager_session(model, tokens.shape[1]), tokens, 0, None)
 
 
-def with_faults(model: Any) -> Iterator[Tuple[Hypothesis, Any]]:
+def with_faults(model: Any) -> Iterator[tuple[Hypothesis, Any]]:
     """Yield faults that a description of the same weights may have, with models that have them:
     other encodings, other numbers of heads, and other factors of scores.
     """
@@ -79,9 +79,9 @@ def with_faults(model: Any) -> Iterator[Tuple[Hypothesis, Any]]:
                 yield fault, other
 
 
-def _changes(own: AttentionConfig) -> Iterator[Tuple[Hypothesis, Change]]:
+def _changes(own: AttentionConfig) -> Iterator[tuple[Hypothesis, Change]]:
     """Yield faults, and functions that return an attention with the fault."""
-    rotations: Dict[str, Spec] = {"rope": {"name": "rope"}}
+    rotations: dict[str, Spec] = {"rope": {"name": "rope"}}
     rotations |= {spec["name"]: spec for spec in own.encodings if spec["name"].startswith("rope")}
     thetas = [*(spec.get("theta") for spec in rotations.values()), *THETAS]
     step = 2 * max(1, own.head_size // 32)  # sizes of rotations are even

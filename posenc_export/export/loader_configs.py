@@ -3,7 +3,7 @@
 import itertools
 import json
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Tuple, Union
+from typing import Any, Mapping
 
 from posenc_export.export.read_module import ReadModule
 from posenc_export.models.stack import Stack
@@ -32,7 +32,7 @@ NOTE = "model_type only selects the keys that hold the cache sizes; the graph is
 NOTE += "posenc.json describes it"
 
 
-def write(model: Union[Stack, ReadModule], manifest: Manifest, folder: Path) -> None:
+def write(model: Stack | ReadModule, manifest: Manifest, folder: Path) -> None:
     """Write config.json, and for decoders generation_config.json and genai_config.json, if these
     formats can describe the graph.
 
@@ -62,7 +62,7 @@ def write(model: Union[Stack, ReadModule], manifest: Manifest, folder: Path) -> 
         _put(folder / GENERATION, _ids(manifest))
 
 
-def _cache_shape(manifest: Manifest, layers: int) -> Optional[Tuple[Axis, Axis]]:
+def _cache_shape(manifest: Manifest, layers: int) -> tuple[Axis, Axis] | None:
     """Return heads and head size of all caches; None if layers differ or have other states."""
     parts = itertools.product(range(layers), ("key", "value"))
     wanted = [f"past_key_values.{layer}.{part}" for layer, part in parts]
@@ -74,14 +74,14 @@ def _cache_shape(manifest: Manifest, layers: int) -> Optional[Tuple[Axis, Axis]]
     return shapes.pop() if len(shapes) == 1 else None
 
 
-def _ids(manifest: Manifest) -> Dict[str, Any]:
+def _ids(manifest: Manifest) -> dict[str, Any]:
     """Return the special tokens: the stop ids, and None for the others, which are not known."""
     stops = manifest.stop_ids
     eos = stops[0] if len(stops) == 1 else stops or None
     return {"bos_token_id": None, "eos_token_id": eos, "pad_token_id": None}
 
 
-def _sizes(model: Union[Stack, ReadModule]) -> Dict[str, int]:
+def _sizes(model: Stack | ReadModule) -> dict[str, int]:
     """Return sizes for config.json; empty for a module that is no checkpoint."""
     if isinstance(model, ReadModule):
         return model.sizes
@@ -91,7 +91,7 @@ def _sizes(model: Union[Stack, ReadModule]) -> Dict[str, int]:
     return {**sizes, "num_attention_heads": heads}
 
 
-def _kind(manifest: Manifest, model_type: Tuple[str, str]) -> Dict[str, Any]:
+def _kind(manifest: Manifest, model_type: tuple[str, str]) -> dict[str, Any]:
     return {
         "model_type": model_type[0],
         "architectures": [model_type[1]],
@@ -104,8 +104,8 @@ def _kind(manifest: Manifest, model_type: Tuple[str, str]) -> Dict[str, Any]:
 
 
 def _decoder(
-    sizes: Mapping[str, int], manifest: Manifest, shape: Tuple[Axis, Axis]
-) -> Dict[str, Any]:
+    sizes: Mapping[str, int], manifest: Manifest, shape: tuple[Axis, Axis]
+) -> dict[str, Any]:
     heads, size = shape
     further = {"use_cache": True, "torch_dtype": manifest.dtype}
     further |= {"num_key_value_heads": heads, "head_dim": size}
@@ -113,8 +113,8 @@ def _decoder(
 
 
 def _genai(
-    sizes: Mapping[str, int], manifest: Manifest, shape: Tuple[Axis, Axis]
-) -> Dict[str, Any]:
+    sizes: Mapping[str, int], manifest: Manifest, shape: tuple[Axis, Axis]
+) -> dict[str, Any]:
     """Return the keys of onnxruntime-genai 0.18, whose type "llama" feeds the graph's inputs."""
     heads, size = shape
     decoder = {
@@ -136,5 +136,5 @@ def _genai(
     return {"model": model, "search": {**search, "past_present_share_buffer": manifest.in_place}}
 
 
-def _put(path: Path, content: Dict[str, Any]) -> None:
+def _put(path: Path, content: dict[str, Any]) -> None:
     files.write(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())

@@ -7,7 +7,7 @@ parameters. The module's tables of positions are compared with their formulas in
 
 import itertools
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Set, Tuple
+from typing import Any, Callable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -28,8 +28,8 @@ from posenc_export.shared.numerics import LEVELS
 
 OF_SCALES = ".scale"  # ends the name of the scales of a cache in 8 bits
 BY_DISTANCE = ".by_distance"  # ends the name of a table of biases (targets/by_distance.py)
-Shape = Tuple[int, ...]
-Form = Callable[[np.ndarray, Shape], Optional[np.ndarray]]
+Shape = tuple[int, ...]
+Form = Callable[[np.ndarray, Shape], np.ndarray | None]
 FEWEST_OF_TORCH = 64  # least size of a constant that must be a tensor of the module
 CHUNK = 1 << 14  # rows that are compared at once
 OF_ANGLE = 1e-15  # relative rounding error of an angle in float64, due to its frequency
@@ -68,14 +68,14 @@ class ExpectedNumbers:
                 if id(parameter) in read:
                     parameters[name] = source.exact.get_parameter(read[id(parameter)])
         buffers = dict(module.named_buffers(remove_duplicate=False))
-        self.tensors: Dict[str, torch.Tensor] = {**buffers, **parameters}
+        self.tensors: dict[str, torch.Tensor] = {**buffers, **parameters}
         self._levels = levels_of(module)
         self.traced = source.traced(manifest)
-        self.seen: Set[str] = set()
+        self.seen: set[str] = set()
         self._scales, self._model = source.cache_scales, source.model
         self._most = manifest.max_positions
 
-    def of(self, name: str, shape: Shape) -> Optional[np.ndarray]:
+    def of(self, name: str, shape: Shape) -> np.ndarray | None:
         """Return the numbers of a constant of a shape; None if its name is not known."""
         if name in self.tensors:
             self.seen.add(name)
@@ -134,7 +134,7 @@ def numbers_of(tensor: torch.Tensor) -> np.ndarray:
     return numbers
 
 
-def with_zeros(numbers: np.ndarray, shape: Shape) -> Optional[np.ndarray]:
+def with_zeros(numbers: np.ndarray, shape: Shape) -> np.ndarray | None:
     """Pad numbers at the end with zeros to a shape; None if the shape is smaller."""
     missing = [wide - size for wide, size in zip(shape, numbers.shape, strict=False)]
     if len(shape) != numbers.ndim or min(missing, default=0) < 0:
@@ -153,7 +153,7 @@ def _alternating(gates: np.ndarray, ups: np.ndarray, _: Shape) -> np.ndarray:
     return both.reshape(len(both), -1, *both.shape[3:])
 
 
-def _turns(first: np.ndarray, second: np.ndarray, shape: Shape) -> Optional[np.ndarray]:
+def _turns(first: np.ndarray, second: np.ndarray, shape: Shape) -> np.ndarray | None:
     """Return turns per position relative to the first pair, from two parts of frequencies."""
     kept = len(first) - shape[0]
     frequencies = first[kept:].astype(np.float64) + second[kept:]
@@ -178,7 +178,7 @@ FORMS: Mapping[str, Form] = {
     **{dtype: _cast(dtype) for dtype in ("float16", "bfloat16")},
 }
 # Forms that join two constants, by the end of a name: what it has in the first, what in the second.
-PAIRS: Mapping[str, Tuple[str, str, Callable[..., Optional[np.ndarray]]]] = {
+PAIRS: Mapping[str, tuple[str, str, Callable[..., np.ndarray | None]]] = {
     "alternating": (".gates", ".ups", _alternating),
     "turns": (".first.", ".second.", _turns),
 }
@@ -201,7 +201,7 @@ def compare_tensors(folder: Path, manifest: Manifest, model: Model) -> Check:
     return _by_content(list(_constants(path)), wanted)
 
 
-def _by_name(stored: Dict[str, torch.Tensor], wanted: Dict[str, torch.Tensor]) -> Check:
+def _by_name(stored: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> Check:
     failures, skipped, compared = {}, {}, 0
     for name, tensor in stored.items():
         if name in wanted:
@@ -216,9 +216,9 @@ def _by_name(stored: Dict[str, torch.Tensor], wanted: Dict[str, torch.Tensor]) -
     return Check(compared, "numbers", failures=failures, skipped=skipped)
 
 
-def _by_content(stored: List[Tuple[str, torch.Tensor]], wanted: Dict[str, torch.Tensor]) -> Check:
+def _by_content(stored: list[tuple[str, torch.Tensor]], wanted: dict[str, torch.Tensor]) -> Check:
     """Compare tensors without names: freezing transposed some of them, and computed others."""
-    known: Dict[Shape, List[str]] = {}
+    known: dict[Shape, list[str]] = {}
     for name, tensor in wanted.items():
         known.setdefault(_sizes(tensor), []).append(name)
     compared, present, others = 0, set(), []
@@ -258,7 +258,7 @@ def _is_turned(tensor: torch.Tensor, wanted: torch.Tensor) -> bool:
     return any(torch.equal(one, other.permute(order)) for order in orders)
 
 
-def _constants(path: Path) -> Iterator[Tuple[str, torch.Tensor]]:
+def _constants(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a TorchScript program with their places."""
     module = read_script(path)
     yield from module.named_parameters()
@@ -270,8 +270,8 @@ def _constants(path: Path) -> Iterator[Tuple[str, torch.Tensor]]:
 
 def compare_tables(model: Model) -> Check:
     """Compare the tables of the encodings of a model; tables that layers share once."""
-    failures: Dict[str, str] = {}
-    skipped: Dict[str, str] = {}
+    failures: dict[str, str] = {}
+    skipped: dict[str, str] = {}
     if isinstance(model, ReadModule):
         skipped["tables"] = "numbers of a module that was read as it is, which states no formula"
     compared, worst = 0, 0.0
@@ -290,7 +290,7 @@ def compare_tables(model: Model) -> Check:
     return Check(compared, "rows", worst, failures, skipped)
 
 
-def _tables(model: Any) -> Iterator[Tuple[str, Table, Optional[Rows]]]:
+def _tables(model: Any) -> Iterator[tuple[str, Table, Rows | None]]:
     """Yield the tables of encodings by name, with the function of their rows."""
     for name, encoding in model.named_modules():
         if isinstance(encoding, PositionEncoding):
@@ -300,7 +300,7 @@ def _tables(model: Any) -> Iterator[Tuple[str, Table, Optional[Rows]]]:
                     yield f"{name}.{part}", table, stated.get(part)
 
 
-def _worst(numbers: np.ndarray, rows: Rows) -> Tuple[float, int]:
+def _worst(numbers: np.ndarray, rows: Rows) -> tuple[float, int]:
     """Return the largest error of a row relative to its bound, and the row."""
     worst, at = 0.0, 0
     for first in range(0, len(numbers), CHUNK):
@@ -321,7 +321,7 @@ def _worst(numbers: np.ndarray, rows: Rows) -> Tuple[float, int]:
     return worst, at
 
 
-def compare(folder: Path, manifest: Manifest, source: Source) -> Tuple[Check, Dict[str, str]]:
+def compare(folder: Path, manifest: Manifest, source: Source) -> tuple[Check, dict[str, str]]:
     """Compare the numbers of a new artefact with those of its module. Also return the digests of an
     ONNX graph, for its manifest.
     """
@@ -343,13 +343,13 @@ class _Comparison:
 
     def __init__(self, constants: Constants, expected: ExpectedNumbers) -> None:
         self.constants, self.expected = constants, expected
-        self.failures: Dict[str, str] = {}
-        self.skipped: Dict[str, str] = {}
+        self.failures: dict[str, str] = {}
+        self.skipped: dict[str, str] = {}
         self.compared = 0
         self.tensors = expected.tensors
 
     def run(self) -> Check:
-        names: Set[str] = set()
+        names: set[str] = set()
         for place in self.constants.decoded():
             names.update(place.names)
             self._decoded(place)
@@ -406,7 +406,7 @@ class _Comparison:
             padding = padding + np.repeat(offsets, place.block, -1)[:, : wanted.shape[1]]
         self._exact(str(place), padding, wanted)
 
-    def _offsets(self, base: str, place: Place) -> Optional[np.ndarray]:
+    def _offsets(self, base: str, place: Place) -> np.ndarray | None:
         """Return the offsets [N,blocks] that the graph adds at a place; None if there are none."""
         names = {f"{base}.{kind}" for kind in OFFSETS}
         if not names & self.constants.stored.keys():

@@ -12,7 +12,7 @@ import functools
 import operator
 from functools import partial
 from importlib import import_module
-from typing import Any, Callable, Collection, ContextManager, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Collection, ContextManager
 from unittest import mock
 
 import torch
@@ -35,7 +35,7 @@ RESHAPED = {
     torch.ops.aten.unflatten.int,
     torch.ops.aten.reshape.default,
 }
-Sizes = Dict[Any, Tuple[torch.fx.Node, int]]  # by symbol, an input and its axis with this size
+Sizes = dict[Any, tuple[torch.fx.Node, int]]  # by symbol, an input and its axis with this size
 
 
 def refuse_mutation(program: ExportedProgram, caches: Collection[Any] = ()) -> None:
@@ -62,7 +62,7 @@ def refuse_mutation(program: ExportedProgram, caches: Collection[Any] = ()) -> N
         )
 
 
-def written_by(node: torch.fx.Node) -> Optional[torch.fx.Node]:
+def written_by(node: torch.fx.Node) -> torch.fx.Node | None:
     """Return the tensor, behind views, that an operation writes in place; None for others."""
     if node.op != "call_function" or not getattr(
         getattr(node.target, "_schema", None), "is_mutable", False
@@ -82,7 +82,7 @@ def _viewed(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def onnx_program(
-    module: torch.nn.Module, arguments: Tuple[Any, ...], shapes: Any, opset: int
+    module: torch.nn.Module, arguments: tuple[Any, ...], shapes: Any, opset: int
 ) -> torch.onnx.ONNXProgram:
     """Return the program of a module, not optimized. shapes: dynamic_shapes of torch.export.
     ValueError: the module mutates buffers or inputs.
@@ -151,7 +151,7 @@ def decomposed(
     return program
 
 
-def unfinished(program: ExportedProgram, table: Any) -> Optional[str]:
+def unfinished(program: ExportedProgram, table: Any) -> str | None:
     """Return the first operator that `decomposed` leaves to torch, or None: one that the table
     lacks, that writes to a tensor, or that has a graph of its own.
     """
@@ -168,7 +168,7 @@ def _is_replaced(node: torch.fx.Node, sizes: Sizes) -> bool:
     """Return whether `decomposed` replaces an operator."""
     if node.target in RESHAPED:
         return _shape(node, sizes).count(-1) < 2
-    return node.target is CAST or node.target in REVERSED and len(node.args) == 2
+    return node.target is CAST or (node.target in REVERSED and len(node.args) == 2)
 
 
 def _sizes(program: ExportedProgram) -> Sizes:
@@ -182,7 +182,7 @@ def _sizes(program: ExportedProgram) -> Sizes:
     return sizes
 
 
-def _shape(node: torch.fx.Node, sizes: Sizes) -> List[Union[int, Tuple[torch.fx.Node, int]]]:
+def _shape(node: torch.fx.Node, sizes: Sizes) -> list[int | tuple[torch.fx.Node, int]]:
     """Return the shape of a tensor; -1 stands for a dynamic size that no input has."""
     return [
         sizes.get(size.node.expr, -1) if isinstance(size, torch.SymInt) else size
@@ -190,7 +190,7 @@ def _shape(node: torch.fx.Node, sizes: Sizes) -> List[Union[int, Tuple[torch.fx.
     ]
 
 
-def _as_argument(size: Union[int, Tuple[torch.fx.Node, int]]) -> Union[int, torch.fx.Node]:
+def _as_argument(size: int | tuple[torch.fx.Node, int]) -> int | torch.fx.Node:
     """Return a size as an argument of a node. The size of an input becomes the node that reads it,
     which is inserted if the graph has none.
     """

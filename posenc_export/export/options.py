@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional, Sequence, Union
+from typing import Sequence
 
 from posenc_export.export.quantization.formats import FORMATS, KEEP, MIXED, format_of
 from posenc_export.export.signatures import NAMES
@@ -51,19 +51,19 @@ class ExportOptions:
     """
 
     signature: str = "positions"
-    dtype: Optional[str] = None
-    verify: Union[bool, str] = True
-    progress: Optional[Progress] = None
-    weights: Optional[str] = None
-    calibrate: Union[str, Path, None] = None
-    cache: Optional[str] = None
-    tolerance: Optional[float] = None
-    text: Union[str, Path, None] = None
+    dtype: str | None = None
+    verify: bool | str = True
+    progress: Progress | None = None
+    weights: str | None = None
+    calibrate: str | Path | None = None
+    cache: str | None = None
+    tolerance: float | None = None
+    text: str | Path | None = None
     max_loss: float = MAX_LOSS
-    size: Optional[float] = None
+    size: float | None = None
 
     @property
-    def format(self) -> Optional[str]:
+    def format(self) -> str | None:
         """Format of weights: `weights`, or MIXED if a size is given."""
         return self.weights if self.size is None else MIXED
 

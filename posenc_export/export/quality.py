@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any, Dict, Mapping, NamedTuple, Optional
+from typing import Any, Mapping, NamedTuple
 
 import numpy as np
 
@@ -28,11 +28,11 @@ class Inputs(NamedTuple):
     """What the loss of a model is measured with."""
 
     model: Model  # the float32 module, with weights that are not rounded
-    sample: Optional[Sample]  # calibration data that weights were rounded with; None for none
+    sample: Sample | None  # calibration data that weights were rounded with; None for none
     # None measures outputs on the inputs of the reference, random tokens or random numbers.
-    text: Optional[Sample]
+    text: Sample | None
     most: float  # largest perplexity over that of `model`
-    formats: Optional[Mapping[str, str]] = None  # of each rounded weight, if a size chose them
+    formats: Mapping[str, str] | None = None  # of each rounded weight, if a size chose them
 
 
 def measured(folder: Path, manifest: Manifest, inputs: Inputs, say: Progress) -> Quality:
@@ -74,7 +74,7 @@ class Loss:
         return _exponential(measured - exact)
 
     def add(
-        self, actual: np.ndarray, expected: np.ndarray, following: Optional[np.ndarray] = None
+        self, actual: np.ndarray, expected: np.ndarray, following: np.ndarray | None = None
     ) -> None:
         """Add outputs [B,L,V]. following: ids [B,L] of the tokens after each, in a text."""
         self.tokens += int(np.prod(expected.shape[:-1]))
@@ -86,7 +86,7 @@ class Loss:
             if following is not None:
                 self._entropy += [_cross_entropy(logits, following[:, few]) for logits in both]
 
-    def figures(self, manifest: Manifest) -> Dict[str, Any]:
+    def figures(self, manifest: Manifest) -> dict[str, Any]:
         """Return the fields of Quality."""
         figures = {
             "error": rounded_up(self._errors.rms),

@@ -5,7 +5,7 @@ import copy
 import functools
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -57,11 +57,11 @@ class ReadAs:
         memory: as for reading.read.read_module.
     """
 
-    example: Optional[Tensor] = field(default=None, compare=False)
-    max_positions: Optional[int] = None
-    positions: Optional[str] = None
+    example: Tensor | None = field(default=None, compare=False)
+    max_positions: int | None = None
+    positions: str | None = None
     causal: bool = True
-    output: Optional[str] = None
+    output: str | None = None
     axes: int = 0
     memory: int = 0
 
@@ -70,10 +70,10 @@ class ReadAs:
 class CachedLayer:
     """The caches of a layer. It takes the place of an attention of this package."""
 
-    specs: Tuple[StateSpec, ...]
+    specs: tuple[StateSpec, ...]
     encoding: PositionEncoding  # without effect: the graph has the module's own encoding
 
-    def states(self) -> List[StateSpec]:
+    def states(self) -> list[StateSpec]:
         """Return the caches."""
         return list(self.specs)
 
@@ -98,8 +98,8 @@ class ReadModule(CachedModule):
         self.coordinate_range, self.embed_states, self.segments = 0, 0, 0
         self.source: dict = {}
         self.text = Text()
-        self.stored: Dict[str, Matrix] = {}  # weights of a quantized checkpoint
-        self.sizes: Dict[str, int] = {}  # sizes of a checkpoint for config.json
+        self.stored: dict[str, Matrix] = {}  # weights of a quantized checkpoint
+        self.sizes: dict[str, int] = {}  # sizes of a checkpoint for config.json
         self.trained = 0  # length of LongRoPE, if it has one
         ids, width, most = self.vocabulary, self.width, self.max_positions
         geometry = Geometry(max(width, 1), 1, max(width, 1), most, causal=how.causal)
@@ -125,16 +125,16 @@ class ReadModule(CachedModule):
             axes=how.axes,
         )
         self.products = Products(self.captured)
-        self.changed: Set[str] = set()  # names of parameters whose numbers differ from the module's
+        self.changed: set[str] = set()  # names of parameters whose numbers differ from the module's
         self.dtype = torch.float32  # of products, caches, hidden states and outputs
         self.output_name = "logits" if self.config.decodes else "output"
         self.eval()  # otherwise `in_dtype` of sources.py would copy it
 
-    def attentions(self) -> List[Any]:
+    def attentions(self) -> list[Any]:
         """Return the caches of each layer."""
         return list(self.layers)
 
-    def sees(self) -> List[str]:
+    def sees(self) -> list[str]:
         """Return for each layer the rule (shared/places.py) of the keys that its attention sees, as
         it was read. Empty for a layer without attention, or if a bias decides which keys it sees.
         """
@@ -194,16 +194,16 @@ class ReadModule(CachedModule):
         other._modules = {**self._modules, "calls": with_source(GraphModule(self.calls, graph))}
         return other
 
-    def _trained(self) -> Set[str]:
+    def _trained(self) -> set[str]:
         """Return the names of the weights that may be rounded."""
         routers = self.products.routers
         return {name for name in self.captured.parameters if name not in routers}
 
-    def weights(self) -> List[Tensor]:
+    def weights(self) -> list[Tensor]:
         """Return the parameters of the module, without tables and constants of its code."""
         return list(self.by_name(self.captured.parameters).values())
 
-    def by_name(self, names: Iterable[str]) -> Dict[str, torch.nn.Parameter]:
+    def by_name(self, names: Iterable[str]) -> dict[str, torch.nn.Parameter]:
         """Return weights by their names here. names: those in the module that was read. Tables that
         only positions are looked up in are left out.
         """
@@ -220,7 +220,7 @@ class ReadModule(CachedModule):
             total += table.size(1) - (0 if name in heads else table.numel())
         return int(total)
 
-    def extent(self) -> Tuple[int, int]:
+    def extent(self) -> tuple[int, int]:
         """Return the depth and the length of the longest sum, on which tolerances depend."""
         sums = [w.numel() // w.size(0) for w in self.weights() if w.dim() > 1]
         depth = max(len(self.layers), math.ceil(len(sums) / MATRICES), 1)
@@ -231,8 +231,8 @@ class ReadModule(CachedModule):
         x: np.ndarray,
         positions: range,
         places: Sequence[Any],
-        segments: Optional[np.ndarray] = None,
-        encoded: Optional[np.ndarray] = None,
+        segments: np.ndarray | None = None,
+        encoded: np.ndarray | None = None,
     ) -> np.ndarray:
         """Return outputs [n,N] of the module itself for a row x [n] or [n,E] from position 0 on.
         What depends on tokens is computed in float64. places: coordinates, for a module with axes.
@@ -246,7 +246,7 @@ class ReadModule(CachedModule):
         if self.changed:
             changed = {n.removeprefix(OF_MODULE): self.get_parameter(n) for n in self.changed}
             captured = captured.with_weights(changed)
-        beside: Tuple[Tensor, ...] = (torch.tensor(places).t()[:, None],) if self.axes else ()
+        beside: tuple[Tensor, ...] = (torch.tensor(places).t()[:, None],) if self.axes else ()
         if encoded is not None:
             memory = torch.from_numpy(encoded.astype(np.float32))[None]
             beside = memory, torch.ones(memory.shape[:2], dtype=torch.int64)
@@ -262,7 +262,7 @@ def _state(cache: CacheConfig) -> StateSpec:
     return StateSpec(cache.name, sizes, grows=not cache.values, dtype=dtype)
 
 
-Model = Union[Stack, AttentionBlock, ReadModule]
+Model = Stack | AttentionBlock | ReadModule
 KNOWN = (Stack, AttentionBlock, ReadModule)
 
 
@@ -339,7 +339,7 @@ def _complete(made: ReadModule, model: TransformersModel) -> None:
         read_out(made, model.readout, model.after)
 
 
-def read_out(made: ReadModule, config: ReadoutConfig, after: Optional[torch.nn.Module]) -> None:
+def read_out(made: ReadModule, config: ReadoutConfig, after: torch.nn.Module | None) -> None:
     """Give a model without caches a second output.
 
     Args:
@@ -386,11 +386,11 @@ def _vocabulary(module: torch.nn.Module, where: str, most: int) -> int:
     """Return the number of token ids of a module that begins with their embedding. ValueError: it
     does not. most: number of positions.
     """
-    sizes: List[Any] = []
+    sizes: list[Any] = []
     ids = torch.zeros((2, min(LENGTH, most)), dtype=torch.int64)
     held = ids.untyped_storage().data_ptr()
 
-    def note(part: torch.nn.Module, inputs: Tuple[Any, ...]) -> None:
+    def note(part: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         x = inputs[0] if inputs and isinstance(part, torch.nn.Embedding) else None
         if isinstance(x, Tensor) and x.untyped_storage().data_ptr() == held:  # ids or a view
             sizes.append(part.num_embeddings)

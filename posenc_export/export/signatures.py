@@ -4,8 +4,6 @@ Shapes: B batch, S new tokens, P past, T = P + S, E width, A coordinates per tok
 logits are computed, V vocabulary.
 """
 
-from typing import List, Optional, Tuple, Type
-
 import torch
 from torch import Tensor
 
@@ -25,7 +23,7 @@ class Signature(torch.nn.Module):
         self.model, self.axes, self.with_position = model, model.axes, model.with_position
         self.first_cache, self.cached = model.embed_states, has_cache(model)
 
-    def places(self, position_ids: Tensor, past_positions: Optional[Tensor] = None) -> TokenPlaces:
+    def places(self, position_ids: Tensor, past_positions: Tensor | None = None) -> TokenPlaces:
         """Return the places of tokens at position_ids [B,S], or [1+A,B,S] with coordinates, after
         those in the cache [B,P]; None for the keys of the call alone.
         """
@@ -54,8 +52,8 @@ class PositionSignature(Signature):
     """
 
     def forward(
-        self, x: Tensor, position_ids: Tensor, past_positions: Tensor, states: List[Tensor]
-    ) -> Tuple[Tensor, Tensor, List[Tensor]]:
+        self, x: Tensor, position_ids: Tensor, past_positions: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Take x [B,S] int64 or [B,S,E], position_ids [B,S] or [1+A,B,S], past_positions [B,P]
         int64 and states in layer order; return output, key positions, states.
         """
@@ -73,8 +71,8 @@ class LogitsSignature(Signature):
         position_ids: Tensor,
         logits_index: Tensor,
         past_positions: Tensor,
-        states: List[Tensor],
-    ) -> Tuple[Tensor, Tensor, List[Tensor]]:
+        states: list[Tensor],
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """logits_index [B,R] int64; return logits [B,R,V], key positions, states."""
         places = self.places(position_ids, past_positions)
         output, present = self.model(x, places, states, logits_index)
@@ -85,8 +83,8 @@ class CallSignature(Signature):
     """Signature "positions" without cached keys: attention reads the keys of the call."""
 
     def forward(
-        self, x: Tensor, position_ids: Tensor, states: List[Tensor]
-    ) -> Tuple[Tensor, List[Tensor]]:
+        self, x: Tensor, position_ids: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """x [B,S] or [B,S,E], position_ids [B,S] or [1+A,B,S], states; return output, states."""
         return self.model(x, self.places(position_ids), states)
 
@@ -95,8 +93,8 @@ class CallLogitsSignature(Signature):
     """CallSignature for decoders, with logits of the tokens logits_index only."""
 
     def forward(
-        self, x: Tensor, position_ids: Tensor, logits_index: Tensor, states: List[Tensor]
-    ) -> Tuple[Tensor, List[Tensor]]:
+        self, x: Tensor, position_ids: Tensor, logits_index: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """logits_index [B,R] int64; return logits [B,R,V], states."""
         return self.model(x, self.places(position_ids), states, logits_index)
 
@@ -107,8 +105,8 @@ class MaskSignature(Signature):
     """
 
     def forward(
-        self, x: Tensor, attention_mask: Tensor, states: List[Tensor]
-    ) -> Tuple[Tensor, List[Tensor]]:
+        self, x: Tensor, attention_mask: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """x [B,S] or [B,S,E], attention_mask [B,T] int64, states; return output, states."""
         keys = positions_of(attention_mask)
         past = attention_mask.size(1) - x.size(1)
@@ -123,8 +121,8 @@ class SegmentSignature(Signature):
     """CallSignature for models with token types, an input, and without states."""
 
     def forward(
-        self, x: Tensor, token_type_ids: Tensor, position_ids: Tensor, states: List[Tensor]
-    ) -> Tuple[Tensor, List[Tensor]]:
+        self, x: Tensor, token_type_ids: Tensor, position_ids: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """x, token_type_ids [B,S], position_ids [B,S] or [1+A,B,S] int64."""
         return self.model(x, self.places(position_ids), states, None, token_type_ids)
 
@@ -133,8 +131,8 @@ class SegmentMaskSignature(Signature):
     """MaskSignature for models with token types, without states."""
 
     def forward(
-        self, x: Tensor, token_type_ids: Tensor, attention_mask: Tensor, states: List[Tensor]
-    ) -> Tuple[Tensor, List[Tensor]]:
+        self, x: Tensor, token_type_ids: Tensor, attention_mask: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """x, token_type_ids, attention_mask [B,S] int64; return output, []."""
         places = self.places(positions_of(attention_mask))
         return self.model(x, places, states, None, token_type_ids)
@@ -182,7 +180,7 @@ def wrap(model: Model, signature: str) -> torch.nn.Module:
         rule = "an encoding without coordinates for signature mask"
         raise refusal("export", rule, f"one with {model.axes}", "choose signature positions")
     if has_segments(model):
-        kind: Type[Signature] = SegmentMaskSignature if signature == "mask" else SegmentSignature
+        kind: type[Signature] = SegmentMaskSignature if signature == "mask" else SegmentSignature
     elif signature == "mask":
         kind = MaskSignature
     elif takes_logits_index(model, signature):

@@ -3,7 +3,7 @@
 import copy
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Tuple, Union
+from typing import Any, Mapping
 
 import torch
 
@@ -39,11 +39,11 @@ class Sources:
     """
 
     def __init__(
-        self, model: Union[Model, torch.nn.Module], owned: bool = False, how: ReadAs = ReadAs()
+        self, model: Model | torch.nn.Module, owned: bool = False, how: ReadAs = ReadAs()
     ) -> None:
         self.model, self._owned = as_model(model, how), owned
         self._keep: Keep = in_memory
-        self._made: Dict[Tuple[Any, ...], Source] = {}
+        self._made: dict[tuple[Any, ...], Source] = {}
 
     def keep_in(self, folder: Path) -> None:
         """Keep rounded weights in files of a folder from now on, and those of an owned model."""
@@ -57,10 +57,10 @@ class Sources:
     def of(
         self,
         dtype: str,
-        weights: Optional[str] = None,
-        sample: Optional[Sample] = None,
+        weights: str | None = None,
+        sample: Sample | None = None,
         cache: str = "",
-        formats: Optional[Mapping[str, str]] = None,
+        formats: Mapping[str, str] | None = None,
         say: Progress = silent,
     ) -> Source:
         """Return the source in a dtype and in eval mode.
@@ -80,7 +80,7 @@ class Sources:
             if cache in SCALED and sample is not None:
                 scales = calibration.cache_scales(model, sample, say)
             described = None if sample is None else sample.described
-            fields: Dict[str, Any] = {"formats": dict(formats or {}), "cache": cache}
+            fields: dict[str, Any] = {"formats": dict(formats or {}), "cache": cache}
             fields |= {"weights": None, "calibration": described}
             if weights is not None:
                 activations = rounding.activations_of(model) if dtype == "float32" else dtype
@@ -95,8 +95,8 @@ class Sources:
         self,
         model: Model,
         weights: str,
-        sample: Optional[Sample],
-        formats: Optional[Mapping[str, str]],
+        sample: Sample | None,
+        formats: Mapping[str, str] | None,
         say: Progress,
     ) -> rounding.Rounded:
         """Return a copy of a float32 model in eval mode with weights rounded as in `of`. The sample
@@ -116,7 +116,7 @@ class Sources:
 
 def in_half(
     model: Model, weights: Mapping[str, OnGrid], dtype: str, keep: Keep = in_memory
-) -> Tuple[Model, Model, Dict[str, OnGrid]]:
+) -> tuple[Model, Model, dict[str, OnGrid]]:
     """Cast a model with rounded weights, and scales and offsets of blocks, to half precision.
     Return it, a float32 model with the same numbers and the exact values of codes as weights, and
     grids and codes by name of the parameter.

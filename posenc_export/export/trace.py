@@ -2,7 +2,7 @@
 constants alone, before the optimizer folds it.
 """
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar
+from typing import Any, Callable, Mapping, Sequence, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -41,7 +41,7 @@ class TracedConstants:
         self.tensors = {name: tensor for name, tensor in stored.items() if tensor is not None}
         self.read = {name for name in self.tensors if list(graph.initializers[name].uses())}
         known = {value for value in graph.initializers.values() if value.name in self.tensors}
-        computed: List[ir.Value] = []
+        computed: list[ir.Value] = []
         for node in graph:
             inputs = [value for value in node.inputs if value is not None]
             if node.domain == "" and known.issuperset(inputs) and not _has_body(node):
@@ -64,7 +64,7 @@ class TracedConstants:
         values: Any = ReferenceEvaluator(model).run(None, {})
         return np.asarray(values[0])
 
-    def sources(self, name: str) -> Set[str]:
+    def sources(self, name: str) -> set[str]:
         """Return the names of initializers that a value is computed from."""
         return set(self._part(name).initializers)
 
@@ -91,18 +91,18 @@ class Source:
     def __init__(
         self,
         model: Model,
-        cache_scales: Optional[Mapping[str, np.ndarray]] = None,
-        on_grid: Optional[Mapping[str, OnGrid]] = None,
-        rounded: Optional[Mapping[str, Any]] = None,
+        cache_scales: Mapping[str, np.ndarray] | None = None,
+        on_grid: Mapping[str, OnGrid] | None = None,
+        rounded: Mapping[str, Any] | None = None,
         say: Progress = silent,
-        exact: Optional[Model] = None,
+        exact: Model | None = None,
     ) -> None:
         self.model, self.rounded, self.say = model, rounded or {}, say
         self.exact = model if exact is None else exact
         self.cache_scales, self.on_grid = cache_scales or {}, on_grid or {}
-        self._computed: Dict[Tuple[Any, ...], Any] = {}
+        self._computed: dict[tuple[Any, ...], Any] = {}
 
-    def once(self, key: Tuple[Any, ...], compute: Callable[[], T]) -> T:
+    def once(self, key: tuple[Any, ...], compute: Callable[[], T]) -> T:
         """Return the result of `compute` from the first call with this key, which targets share."""
         if key not in self._computed:
             self._computed[key] = compute()
@@ -119,11 +119,11 @@ class Source:
         """Return the part that reads constants of the graph for the manifest's signature."""
         return self._traced(manifest)[1]
 
-    def _traced(self, manifest: Manifest) -> Tuple[ir.Model, TracedConstants]:
+    def _traced(self, manifest: Manifest) -> tuple[ir.Model, TracedConstants]:
         return self.once(("graph", manifest.signature), lambda: _traced(self, manifest))
 
 
-def _traced(source: Source, manifest: Manifest) -> Tuple[ir.Model, TracedConstants]:
+def _traced(source: Source, manifest: Manifest) -> tuple[ir.Model, TracedConstants]:
     """Trace a source. Return the optimized graph, and of the graph before it was optimized the part
     that reads constants only.
     """
@@ -150,9 +150,9 @@ def _complete(graph: ir.Graph) -> None:
     """Replace the marks of layers that were not traced by copies of the first of their kinds. Nodes
     that read the same values in both layers, and sizes, are not copied.
     """
-    begun: Dict[str, ir.Node] = {}
-    inside: Dict[str, List[ir.Node]] = {}
-    ended: Dict[str, ir.Node] = {}
+    begun: dict[str, ir.Node] = {}
+    inside: dict[str, list[ir.Node]] = {}
+    ended: dict[str, ir.Node] = {}
     for mark in _marks(graph):
         part, name = (mark.attributes[key].as_string() for key in ("part", "name"))
         if part == BEGIN:
@@ -171,18 +171,18 @@ def _complete(graph: ir.Graph) -> None:
         _replace(mark, mark.inputs)
 
 
-def _marks(graph: ir.Graph) -> List[ir.Node]:
+def _marks(graph: ir.Graph) -> list[ir.Node]:
     return [node for node in graph if node.domain == semantic.DOMAIN and node.op_type == NAME]
 
 
-def _exchanged(first: ir.Node, mark: ir.Node) -> Dict[Any, Any]:
+def _exchanged(first: ir.Node, mark: ir.Node) -> dict[Any, Any]:
     """Return the values that a layer reads, by those that the first of its kind reads instead."""
     pairs = enumerate(zip(first.inputs, mark.inputs, strict=True))
     arguments = dict(enumerate(first.outputs))
     return {arguments.get(i, read): own for i, (read, own) in pairs if read is not own}
 
 
-def _copied(node: ir.Node, of: Dict[Any, Any], name: str) -> ir.Node:
+def _copied(node: ir.Node, of: dict[Any, Any], name: str) -> ir.Node:
     """Return a copy of a node with inputs exchanged by `of`, and add its outputs to `of`."""
     copied = ir.node(
         node.op_type,
@@ -206,7 +206,7 @@ def _replace(mark: ir.Node, values: Sequence[Any]) -> None:
     mark.graph.remove(mark, safe=True)  # type: ignore[union-attr]
 
 
-def _transposed_weights(graph: ir.Graph) -> Dict[str, str]:
+def _transposed_weights(graph: ir.Graph) -> dict[str, str]:
     """Return names for weights that the optimizer may fold transposed: "PARAMETER.T", by value."""
     names = {}
     for name, weight in graph.initializers.items():
@@ -217,7 +217,7 @@ def _transposed_weights(graph: ir.Graph) -> Dict[str, str]:
     return names
 
 
-def transposed(value: Optional[ir.Value]) -> Optional[ir.Value]:
+def transposed(value: ir.Value | None) -> ir.Value | None:
     """Return the matrix whose transpose a value is, or None."""
     node = None if value is None else value.producer()
     if node is None or node.op_type != "Transpose":

@@ -3,7 +3,7 @@ module with the float64 oracle.
 """
 
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Union
+from typing import Any, Mapping
 
 import msgspec
 import torch
@@ -48,10 +48,10 @@ class VerificationError(Exception):
         certificate: the measured errors, in the form of the manifest.
     """
 
-    certificate: Dict[str, Any]
+    certificate: dict[str, Any]
 
 
-def failure(certificate: Dict[str, Any], own: Mapping[str, str]) -> str:
+def failure(certificate: dict[str, Any], own: Mapping[str, str]) -> str:
     """Return what a certificate shows to be wrong: the first failed check, or the worst cell, and
     the first that failed. own: class names of encodings from outside the package, by name; if the
     worst cell compares with an oracle, they are named.
@@ -72,13 +72,13 @@ def failure(certificate: Dict[str, Any], own: Mapping[str, str]) -> str:
 
 
 def verify(
-    folder: Union[str, Path],
-    model: Union[Model, torch.nn.Module, None] = None,
-    progress: Optional[Progress] = None,
+    folder: str | Path,
+    model: Model | torch.nn.Module | None = None,
+    progress: Progress | None = None,
     provider: str = "cpu",
-    calibrate: Union[str, Path, None] = None,
-    tolerance: Optional[float] = None,
-) -> Dict[str, Any]:
+    calibrate: str | Path | None = None,
+    tolerance: float | None = None,
+) -> dict[str, Any]:
     """Compare an artefact with its module and the module with its oracle; write the certificate
     into the manifest and return it.
 
@@ -128,7 +128,7 @@ def verify(
 
 
 def _source(
-    model: Model, manifest: Manifest, calibrate: Union[str, Path, None], say: Progress
+    model: Model, manifest: Manifest, calibrate: str | Path | None, say: Progress
 ) -> Source:
     """Return a float32 model in the dtype of an artefact, with weights rounded as there."""
     if manifest.weights is None:
@@ -140,7 +140,7 @@ def _source(
     return Sources(model).of(manifest.dtype, name, sample, formats=formats, say=say)
 
 
-def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, None]) -> Sample:
+def _sample(described: Calibration, model: Model, calibrate: str | Path | None) -> Sample:
     """Return the calibration data of the export. Raise ValueError without it or for another."""
     wanted = described.sha256
     sample = default_sample(model) if calibrate is None else samples.read(calibrate, model)
@@ -197,7 +197,7 @@ def check_written(
     return manifest.replace(reference=reference, certificate=certificate if runs else None)
 
 
-def _known(source: Source) -> Dict[str, Check]:
+def _known(source: Source) -> dict[str, Check]:
     """Return the checks that need the module, besides that of its numbers."""
     return {"tables": source.once(("tables",), lambda: numbers.compare_tables(source.model))}
 
@@ -207,9 +207,9 @@ def _certificate(
     model: Model,
     accuracy: Accuracy,
     measured: proof.Measured,
-    exact: Dict[str, float],
+    exact: dict[str, float],
     quick: bool = False,
-) -> Dict[str, Any]:
+) -> dict[str, Any]:
     """Return the certificate with the cells of the artefact and those of the oracle, and what the
     oracle is.
     """

@@ -7,7 +7,7 @@ weights; without these files, it is 4.4 times (57 million weights, quick grid).
 import re
 import tempfile
 from pathlib import Path
-from typing import Callable, Iterable, List, Union
+from typing import Callable, Iterable
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ def in_memory(numbers: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def is_mapped(arrays: Iterable[Union[torch.Tensor, np.ndarray]]) -> List[bool]:
+def is_mapped(arrays: Iterable[torch.Tensor | np.ndarray]) -> list[bool]:
     """Return for each array whether it is mapped from a file; False on other systems than Linux."""
     lines = MAPS.read_text(encoding="utf-8", errors="replace") if MAPS.exists() else ""
     matches = filter(None, map(MAPPING.match, lines.splitlines()))

@@ -1,6 +1,6 @@
 """Attention of one layer, in one implementation for all encodings and targets; linear attention."""
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Sequence
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ class Attention(torch.nn.Module):
             sinks.
     """
 
-    sinks: Optional[Tensor]
+    sinks: Tensor | None
 
     def __init__(self, width: int, config: AttentionConfig, encoding: PositionEncoding) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Attention(torch.nn.Module):
         sinks = torch.nn.Parameter(torch.zeros(config.heads)) if config.sinks else None
         self.register_parameter("sinks", sinks)
 
-    def states(self) -> List[StateSpec]:
+    def states(self) -> list[StateSpec]:
         """Return the states that are kept between calls, in the order of `forward`."""
         if not self.cached:
             return []
@@ -63,8 +63,8 @@ class Attention(torch.nn.Module):
         return [*caches, *self.encoding.layer_states()]
 
     def forward(
-        self, x: Tensor, places: TokenPlaces, mask: Tensor, states: List[Tensor]
-    ) -> Tuple[Tensor, List[Tensor]]:
+        self, x: Tensor, places: TokenPlaces, mask: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """x [B,S,E], mask [B,1 or H,S,T], states to [B,S,E], new states."""
         q, k, v = self.projection(x)  # [B,S,H*D], [B,S,K*D], [B,S,K*D]
         q = ops.split_heads(q, self.heads)  # [B,S,H,D]
@@ -111,7 +111,7 @@ class Attention(torch.nn.Module):
         return float64.linear(self.projection.output, weighted_values.reshape(len(x), -1))
 
     def _exact_scores(
-        self, oracle: Any, head: int, q: np.ndarray, keys: np.ndarray, query: Any, at: List[Any]
+        self, oracle: Any, head: int, q: np.ndarray, keys: np.ndarray, query: Any, at: list[Any]
     ) -> np.ndarray:
         if self.by_content:
             return np.asarray(oracle.scores(head, q, keys, query, at))
@@ -153,7 +153,7 @@ class LinearAttention(Attention):
             if not holds:
                 raise refusal("linear attention", rule, got, "change the config")
 
-    def states(self) -> List[StateSpec]:
+    def states(self) -> list[StateSpec]:
         """Return the states that are kept between calls, in the order of `forward`."""
         if not self.cached:
             return []
@@ -162,8 +162,8 @@ class LinearAttention(Attention):
         return [StateSpec(name, size, dtype="float32") for name, size in sizes.items()]
 
     def forward(
-        self, x: Tensor, places: TokenPlaces, mask: Tensor, states: List[Tensor]
-    ) -> Tuple[Tensor, List[Tensor]]:
+        self, x: Tensor, places: TokenPlaces, mask: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """Shapes as Attention.forward. The mask is not used."""
         positions = places.positions
         q, k, v = self.projection(x)

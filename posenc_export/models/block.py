@@ -1,6 +1,6 @@
 """An attention block: one attention layer with its encodings, to export or to use in a module."""
 
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -42,15 +42,15 @@ class AttentionBlock(Whole):
         self.mask = Mask(build("sees", config.attention.sees), encoding)
 
     def forward(
-        self, x: Tensor, places: TokenPlaces, states: List[Tensor]
-    ) -> Tuple[Tensor, List[Tensor]]:
+        self, x: Tensor, places: TokenPlaces, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """x [B,S,E], states to output [B,S,E], new states."""
         before = self.embed_states
         x, carried = self.token_encoding.embed_next(x, places.coordinates, states[:before])
         y, present = self.attention(x, places, self.mask(places, x), states[before:])
         return y, carried + present
 
-    def attentions(self) -> List[Any]:
+    def attentions(self) -> list[Any]:
         """Return a list with the attention of the block."""
         return [self.attention]
 

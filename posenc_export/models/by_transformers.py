@@ -9,18 +9,7 @@ import inspect
 import itertools
 import re
 import warnings
-from typing import (
-    Any,
-    Dict,
-    Iterable,
-    Iterator,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-    Union,
-)
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -72,7 +61,7 @@ TWICE = ("falcon",)  # types whose eager attention adds ALiBi twice, as that of 
 OLD_BUFFER = re.compile(r"\.(attn\.masked_bias|rotary_emb\.inv_freq)$")
 UNTIE = "set tie_word_embeddings to false"
 TRIED = 6  # tokens of the run that says whether a model is causal
-AnyCheckpoint = Union[Checkpoint, GGUFCheckpoint]
+AnyCheckpoint = Checkpoint | GGUFCheckpoint
 
 
 class TransformersModel(torch.nn.Module):
@@ -106,7 +95,7 @@ class TransformersModel(torch.nn.Module):
         self,
         model: Any,
         vocabulary: int,
-        max_positions: Optional[int],
+        max_positions: int | None,
         keys_and_values: Sequence[torch.nn.Module] = (),
         memory: int = 0,
     ) -> None:
@@ -114,14 +103,14 @@ class TransformersModel(torch.nn.Module):
         self.model, self.vocabulary, self.max_positions = model, vocabulary, max_positions
         self.keys_and_values, self.memory = torch.nn.ModuleList(keys_and_values), memory
         self.text = Text()
-        self.source: Dict[str, Any] = {}
-        self.stored: Dict[str, Matrix] = {}
+        self.source: dict[str, Any] = {}
+        self.stored: dict[str, Matrix] = {}
         takes = inspect.signature(model.forward).parameters
         self.options = {"use_cache": False} if "use_cache" in takes else {}
         self.segments, self.first, self.trained = 0, 0, 0
-        self.labels: Tuple[str, ...] = ()
-        self.readout: Optional[ReadoutConfig] = None
-        self.after: Optional[torch.nn.Module] = None
+        self.labels: tuple[str, ...] = ()
+        self.readout: ReadoutConfig | None = None
+        self.after: torch.nn.Module | None = None
         ids = (vocabulary // 2 + torch.arange(TRIED)[None]) % vocabulary
         with torch.no_grad():
             outputs = self._outputs(ids)
@@ -143,8 +132,8 @@ class TransformersModel(torch.nn.Module):
             self.segments = types
 
     def _axes(self, ids: Tensor) -> int:
-        """Return how many coordinates turn heads, in text all the position; 0 for none, or another
-        meaning of position_ids. ids: [1,S] int64.
+        """Return how many coordinates turn heads, in text all the position; 0 for none, another
+        meaning of position_ids, or outputs that do not depend on them. ids: [1,S] int64.
         """
         named = (getattr(part, SECTIONS, None) for part in self.model.modules())
         sections = next((each for each in named if each), ())
@@ -152,10 +141,11 @@ class TransformersModel(torch.nn.Module):
         if not axes:
             return 0
         try:
+            places = torch.arange(ids.size(1)).expand(axes, 1, -1)
             with torch.no_grad():
-                text, y = self(ids), self(ids, torch.arange(ids.size(1)).expand(axes, 1, -1))
+                text, y, moved = self(ids), self(ids, places), self(ids, 2 * places)
             same = y.shape == text.shape and torch.allclose(y, text, rtol=1e-5, atol=1e-5)
-            return axes if same else 0
+            return axes if same and not torch.equal(moved, text) else 0
         except (IndexError, RuntimeError):  # raised by torch for another number of axes
             return 0
 
@@ -194,25 +184,25 @@ class TransformersModel(torch.nn.Module):
         return self.vocabulary * max(self.segments, 1)
 
     @property
-    def sizes(self) -> Dict[str, int]:
+    def sizes(self) -> dict[str, int]:
         """The sizes of the model in its configuration."""
         config = _text(self.model.config)
         return {name: getattr(config, name) for name in SIZES if hasattr(config, name)}
 
     @property
-    def edges(self) -> Dict[str, int]:
+    def edges(self) -> dict[str, int]:
         """The limits in its configuration, by name."""
         return limits_of(_text(self.model.config))
 
     def forward(
-        self, ids: Tensor, beside: Optional[Tensor] = None, mask: Optional[Tensor] = None
+        self, ids: Tensor, beside: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
         """ids [B,S] int64 -> logits [B,S,V] float32, or hidden states [B,S,E] without a head. Of a
         model with segments, the vocabulary times the segment is added to an id. beside: coordinates
         [axes,B,S] int64 of a model with axes, None for the positions; or the output of an encoder
         [B,M,memory], with a mask [B,M] of 1 at tokens and 0 at padding.
         """
-        options: Dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if beside is not None and not self.memory:
             options["position_ids"] = beside
         if self.segments:
@@ -229,11 +219,7 @@ class TransformersModel(torch.nn.Module):
         return result
 
     def _outputs(
-        self,
-        ids: Tensor,
-        memory: Optional[Tensor] = None,
-        mask: Optional[Tensor] = None,
-        **options: Any,
+        self, ids: Tensor, memory: Tensor | None = None, mask: Tensor | None = None, **options: Any
     ) -> Any:
         """Return the outputs of the model. memory: encoder outputs; None for a token of zeros."""
         options |= self.options
@@ -244,7 +230,7 @@ class TransformersModel(torch.nn.Module):
         return decoded(self.model, ids, memory, mask, **options)
 
 
-def limits_of(config: Any) -> Dict[str, int]:
+def limits_of(config: Any) -> dict[str, int]:
     """Return the limits in a configuration of transformers, by name."""
     rotation = getattr(config, "rope_parameters", None) or {}
     found = {name: limit(config, key) or rotation.get(key) for key, name in LIMITS.items()}
@@ -278,7 +264,7 @@ class Kind(NamedTuple):
         return int(_text(self.config).vocab_size)
 
     @property
-    def max_positions(self) -> Optional[int]:
+    def max_positions(self) -> int | None:
         """The number of positions that the configuration names, or None."""
         named = [getattr(_text(self.config), name, None) for name in LENGTHS]
         return next((length for length in named if type(length) is int and length > 0), None)
@@ -288,7 +274,7 @@ class Kind(NamedTuple):
         with _calls("a config.json from which transformers builds a model"), torch.device("meta"):
             return self.model(self.config)
 
-    def described(self) -> Dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         """Return what `posenc describe` prints."""
         parameters = sum(parameter.numel() for parameter in self.empty().parameters())
         described = {
@@ -325,7 +311,7 @@ def kind_of(values: Mapping[str, Any], head: bool = True) -> Kind:
         return Kind(config, *_class(values, config, head), sorted(unread))
 
 
-def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> TransformersModel:
+def load(kind: Kind, checkpoint: AnyCheckpoint, part: str | None = None) -> TransformersModel:
     """Return the model with the tensors of a checkpoint, which stay mapped if they are float32.
 
     Args:
@@ -388,7 +374,7 @@ def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> T
     return wrapped
 
 
-def _wrapped(kind: Kind, model: Any, part: Optional[str]) -> TransformersModel:
+def _wrapped(kind: Kind, model: Any, part: str | None) -> TransformersModel:
     """Return a model, or a part of one with encoder and decoder."""
     both, further = model.config.is_encoder_decoder, dict[str, Any]()
     scores = None
@@ -429,7 +415,7 @@ def _of_another_head(name: str, base: str, model: Any) -> bool:
     return beside or name.startswith(f"{base}pooler.")
 
 
-def _stored(model: TransformersModel, base: str, checkpoint: AnyCheckpoint) -> Dict[str, Matrix]:
+def _stored(model: TransformersModel, base: str, checkpoint: AnyCheckpoint) -> dict[str, Matrix]:
     """Return the weights of a model that are matrices of a quantized checkpoint, by their names,
     all of a tied one. base: what names in the checkpoint may have or lack.
     """
@@ -455,7 +441,7 @@ def _is_unread(model: TransformersModel, weights: Iterable[Tensor]) -> bool:
     return bool(y.isfinite().all())
 
 
-def _first_row(model: Any, length: Optional[int]) -> int:
+def _first_row(model: Any, length: int | None) -> int:
     """Return the row of the first position in the table of positions, whose rows before belong to
     padding, as in RoBERTa; 0 without such a table.
     """
@@ -551,7 +537,7 @@ def check_type(values: Mapping[str, Any]) -> str:
     raise refusal(WHERE, rule, f"{name!r:.80}", suggestion(name, CONFIG_MAPPING))
 
 
-def _class(values: Mapping[str, Any], config: Any, head: bool) -> Tuple[Any, bool]:
+def _class(values: Mapping[str, Any], config: Any, head: bool) -> tuple[Any, bool]:
     """Return the class of a model, and whether it has its head: the first of architectures, else
     that for language, else the base; the base without a head, or for a head that gives no logits
     for each token.

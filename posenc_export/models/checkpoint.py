@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
-from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
+from typing import Any, Mapping
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -60,10 +60,10 @@ class SafetensorsFile:
             rule = f"{path.name} to name tensors in printable characters"
             raise refusal(WHERE, rule, f"{other[0]!r:.120}", AGAIN)
 
-    def names(self) -> List[str]:
+    def names(self) -> list[str]:
         return list(self._file.keys())
 
-    def shape(self, name: str) -> Tuple[int, ...]:
+    def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._file.get_slice(name).get_shape())
 
     def raw(self, name: str) -> Tensor:
@@ -99,7 +99,7 @@ class Checkpoint:
         self.config = config
         kept = [name for name in (TOKENIZER, *TOKENIZER_FILES) if (folder / name).exists()]
         self.files = {name: content(folder / name) for name in kept}
-        self._sources: Dict[str, Source] = {}
+        self._sources: dict[str, Source] = {}
         self._reading = Lock()
         with ExitStack() as opened:
             for path in _files(folder):
@@ -121,21 +121,21 @@ class Checkpoint:
             self._sources.clear()
             self._opened.close()
 
-    def names(self) -> List[str]:
+    def names(self) -> list[str]:
         """Return the names of all tensors."""
         return list(self._sources)
 
-    def matrix(self, name: str) -> Optional[Matrix]:
+    def matrix(self, name: str) -> Matrix | None:
         """Return a quantized matrix; None for other tensors."""
         file, written = self._sources[name]
         packed = isinstance(file, PackedTensor) and len(file.shape(written)) == 2
         return file if packed else None
 
-    def sizes(self) -> List[int]:
+    def sizes(self) -> list[int]:
         """Return the number of entries of each tensor."""
         return [math.prod(file.shape(written)) for file, written in self._sources.values()]
 
-    def check_names(self, missing: Set[str], extra: Set[str], count: int) -> None:
+    def check_names(self, missing: set[str], extra: set[str], count: int) -> None:
         """Raise ValueError if one of a model's `count` tensors is missing or there are others."""
         if missing or extra:
             rule = f"the {count} tensors of the model that config.json describes, no others"
@@ -145,7 +145,7 @@ class Checkpoint:
                 got += [f"{word} {names[0]}{more}"] if names else []
             raise refusal(WHERE, rule, " and ".join(got), self._remedy(missing, extra))
 
-    def _remedy(self, missing: Set[str], extra: Set[str]) -> str:
+    def _remedy(self, missing: set[str], extra: set[str]) -> str:
         """Return what to do with a checkpoint that lacks tensors or has others."""
         named = str(self.config.get("architectures"))
         parts = {part: name for name in sorted(extra) for part in name.split(".")}
@@ -169,7 +169,7 @@ class Checkpoint:
             return file.tensor(written)
 
 
-def read_config(folder: Path) -> Dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
     """Return config.json. ValueError: there is no such folder or file, it is no JSON object, or an
     adapter of peft stands beside it.
     """
@@ -182,13 +182,13 @@ def read_config(folder: Path) -> Dict[str, Any]:
     return _json(folder / "config.json")
 
 
-def object_of(name: str, content: bytes) -> Dict[str, Any]:
+def object_of(name: str, content: bytes) -> dict[str, Any]:
     """Return a JSON object of a checkpoint. ValueError: it is none."""
-    values: Dict[str, Any] = json_of(WHERE, name, content, AGAIN)
+    values: dict[str, Any] = json_of(WHERE, name, content, AGAIN)
     return values
 
 
-def _files(folder: Path) -> List[Path]:
+def _files(folder: Path) -> list[Path]:
     """Return the weight files: one, or those that an index lists."""
     if (folder / WHOLE).is_file():
         return [folder / WHOLE]
@@ -206,5 +206,5 @@ def _files(folder: Path) -> List[Path]:
     return [folder / file for file in dict.fromkeys(places.values())]
 
 
-def _json(path: Path) -> Dict[str, Any]:
+def _json(path: Path) -> dict[str, Any]:
     return object_of(path.name, content(path))

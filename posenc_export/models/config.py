@@ -10,7 +10,7 @@ named as in parts/__init__.py, encodings as in encodings/__init__.py.
 """
 
 import math
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any
 
 import msgspec
 
@@ -18,7 +18,7 @@ from posenc_export.encodings.shared.base import Geometry
 from posenc_export.shared.refusal import refusal
 
 LARGEST = 1 << 62  # keeps sums of sizes within int64
-Named = Dict[str, Any]  # {"name": name of a part or encoding, parameter: value}
+Named = dict[str, Any]  # {"name": name of a part or encoding, parameter: value}
 MECHANISMS = ("softmax", "linear")
 
 
@@ -60,11 +60,11 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     heads: int
     kv_heads: int
     head_size: int
-    encodings: Tuple[Named, ...] = ()
+    encodings: tuple[Named, ...] = ()
     sees: Named = msgspec.field(default_factory=lambda: {"name": "causal"})
     projection: Named = msgspec.field(default_factory=lambda: {"name": "grouped"})
-    scale: Optional[float] = None
-    softcap: Optional[float] = None
+    scale: float | None = None
+    softcap: float | None = None
     sinks: bool = False
     mechanism: str = "softmax"
 
@@ -107,13 +107,13 @@ class BlockConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     width: int
     max_positions: int
     attention: AttentionConfig
-    encodings: Tuple[Named, ...] = ()
+    encodings: tuple[Named, ...] = ()
 
     def __post_init__(self) -> None:
         check_sizes(width=self.width, max_positions=self.max_positions)
 
     @property
-    def attentions(self) -> Tuple[AttentionConfig, ...]:
+    def attentions(self) -> tuple[AttentionConfig, ...]:
         """The attention, as that of each layer of a stack."""
         return (self.attention,)
 
@@ -131,8 +131,8 @@ class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """
 
     vocabulary: int
-    encodings: Tuple[Named, ...] = ()
-    norm: Optional[Named] = None
+    encodings: tuple[Named, ...] = ()
+    norm: Named | None = None
 
     def __post_init__(self) -> None:
         check_sizes(vocabulary=self.vocabulary)
@@ -148,7 +148,7 @@ class LayerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """
 
     residual: Named
-    norms: Tuple[Named, ...]
+    norms: tuple[Named, ...]
     attention: AttentionConfig
     mlp: Named
 
@@ -173,7 +173,7 @@ class ReadoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     output: str
     size: int
     pooling: str
-    layers: Tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
 
 
 class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -196,10 +196,10 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     width: int
     max_positions: int
     tokens: TokensConfig
-    layers: Dict[str, LayerConfig]
-    order: Tuple[str, ...]
-    norm: Optional[Named] = None
-    head: Optional[HeadConfig] = None
+    layers: dict[str, LayerConfig]
+    order: tuple[str, ...]
+    norm: Named | None = None
+    head: HeadConfig | None = None
 
     def __post_init__(self) -> None:
         check_sizes(width=self.width, max_positions=self.max_positions)
@@ -212,12 +212,12 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         require(len(directions) < 2, "all layers to be causal or none", "both", remedy)
 
     @property
-    def kinds(self) -> Tuple[LayerConfig, ...]:
+    def kinds(self) -> tuple[LayerConfig, ...]:
         """The kind of each layer."""
         return tuple(self.layers[name] for name in self.order)
 
     @property
-    def attentions(self) -> Tuple[AttentionConfig, ...]:
+    def attentions(self) -> tuple[AttentionConfig, ...]:
         """The attention of each layer."""
         return tuple(kind.attention for kind in self.kinds)
 
@@ -269,21 +269,21 @@ class ModuleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     name: str
     width: int
-    tokens: Dict[str, int]
+    tokens: dict[str, int]
     outputs: int
     max_positions: int
-    caches: Tuple[CacheConfig, ...] = ()
-    edges: Dict[str, int] = {}
-    remedies: Tuple[str, ...] = ()
-    positions: Optional[str] = None
+    caches: tuple[CacheConfig, ...] = ()
+    edges: dict[str, int] = {}
+    remedies: tuple[str, ...] = ()
+    positions: str | None = None
     axes: int = 0
     causal: bool = True
-    output: Optional[str] = None
-    readout: Optional[ReadoutConfig] = None
-    labels: Tuple[str, ...] = ()
+    output: str | None = None
+    readout: ReadoutConfig | None = None
+    labels: tuple[str, ...] = ()
 
     @property
-    def attentions(self) -> Tuple[AttentionConfig, ...]:
+    def attentions(self) -> tuple[AttentionConfig, ...]:
         """Empty: the description of a module that is read has no attentions."""
         return ()
 
@@ -293,4 +293,4 @@ class ModuleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return self.causal and self.outputs == self.tokens.get("vocabulary")
 
 
-AnyConfig = Union[BlockConfig, StackConfig]
+AnyConfig = BlockConfig | StackConfig

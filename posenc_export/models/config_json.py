@@ -1,25 +1,25 @@
 """Conversion of descriptions to and from JSON, and queries on descriptions."""
 
-from typing import Any, Dict, Mapping, Optional, Type, Union
+from typing import Any, Mapping
 
 import msgspec
 
 from posenc_export.models.config import AnyConfig, BlockConfig, ModuleConfig, StackConfig
 from posenc_export.shared.refusal import refusal
 
-KINDS: Dict[str, Type[Any]] = {"block": BlockConfig, "decoder": StackConfig, "encoder": StackConfig}
+KINDS: dict[str, type[Any]] = {"block": BlockConfig, "decoder": StackConfig, "encoder": StackConfig}
 # Added to descriptions later: omitted if empty, so that older descriptions stay equal.
 OMITTED = ("readout", "labels")
 
 
-def kind_of(config: Union[AnyConfig, ModuleConfig]) -> str:
+def kind_of(config: AnyConfig | ModuleConfig) -> str:
     """Return "block", "decoder", "encoder" or "module"."""
     if isinstance(config, (BlockConfig, ModuleConfig)):
         return "block" if isinstance(config, BlockConfig) else "module"
     return "encoder" if config.head is None else "decoder"
 
 
-def to_json(config: Union[AnyConfig, ModuleConfig]) -> Dict[str, Any]:
+def to_json(config: AnyConfig | ModuleConfig) -> dict[str, Any]:
     """Return a description as JSON values, "kind" first, with defaults except OMITTED."""
     values = msgspec.json.decode(msgspec.json.encode(config))
     kept = {key: value for key, value in values.items() if value or key not in OMITTED}
@@ -31,7 +31,7 @@ def from_json(values: Mapping[str, Any]) -> AnyConfig:
     a config refuses, the description of a module that was read as it is.
     """
     rest = dict(values)
-    kind: Optional[str] = rest.pop("kind", None)
+    kind: str | None = rest.pop("kind", None)
     if kind == "module":
         got = f"the name of a module of your own, {rest.get('name')}"
         rule = "a model that can be built from its description"

@@ -1,7 +1,7 @@
 """Limits on the values of config.json, checked before anything is built."""
 
 import re
-from typing import Any, Mapping, Tuple
+from typing import Any, Mapping
 
 from posenc_export.shared.refusal import refusal
 
@@ -12,7 +12,7 @@ UNCHECKED = {
 }
 # Kinds of keys: a pattern of the key, the kind, and the largest integer. The first pattern that
 # matches is used.
-MOST: Tuple[Tuple[str, str, int], ...] = (
+MOST: tuple[tuple[str, str, int], ...] = (
     (r"layers?$|layer_interval$|first_k_dense|sparse_step|layer_step|attn_every", "layers", 2**10),
     (r"expert|^n_group$|^topk_group$", "experts", 2**12),
     (r"heads?$", "heads", 2**12),

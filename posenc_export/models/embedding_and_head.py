@@ -1,7 +1,7 @@
 """The parts of a model before and after its layers: embeddings, output head, tokenizer."""
 
 from dataclasses import dataclass, field
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,8 +17,8 @@ class Text:
     """Tokenizer and special token ids of a model, which the artefact of a decoder gets."""
 
     tokenizer: bytes = b""  # bytes of tokenizer.json of the tokenizers library; empty for none
-    stop_ids: Tuple[int, ...] = ()  # token ids that end a text
-    start_ids: Tuple[int, ...] = ()  # first token ids of a decoder that reads an encoder
+    stop_ids: tuple[int, ...] = ()  # token ids that end a text
+    start_ids: tuple[int, ...] = ()  # first token ids of a decoder that reads an encoder
     # Further tokenizer files by name (models.checkpoint.TOKENIZER_FILES).
     files: Mapping[str, bytes] = field(default_factory=dict)
     # What generation_config.json says about generated tokens (models.text_settings).
@@ -36,8 +36,8 @@ class Tokens(torch.nn.Module):
         self.norm = build("norm", config.norm or {"name": "none"}, width)
 
     def forward(
-        self, ids: Tensor, coordinates: Tensor, states: List[Tensor]
-    ) -> Tuple[Tensor, List[Tensor]]:
+        self, ids: Tensor, coordinates: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """ids [B,S], coordinates [B,S] or [axes,B,S], states to [B,S,E], new states."""
         x, present = self.encoding.embed_next(self.embedding(ids), coordinates, states)
         return self.norm(x), present
@@ -51,7 +51,7 @@ class Tokens(torch.nn.Module):
 class Head(torch.nn.Module):
     """W x: logits. W [V,E] is a table or created."""
 
-    def __init__(self, width: int, size: int, table: Optional[Tensor]) -> None:
+    def __init__(self, width: int, size: int, table: Tensor | None) -> None:
         super().__init__()
         self.linear = torch.nn.Linear(width, size, bias=False)
         if table is not None:

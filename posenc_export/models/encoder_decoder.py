@@ -3,7 +3,7 @@ that the layers of the decoder read.
 """
 
 import functools
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,14 +26,14 @@ class Numbers(torch.nn.Module):
         return x[..., self.begin : self.end]
 
 
-def read_encoder(model: Any) -> Dict[str, torch.nn.Linear]:
+def read_encoder(model: Any) -> dict[str, torch.nn.Linear]:
     """Return the linear layers of a decoder that read the hidden states of the encoder, keys before
     values of each layer, by name. ValueError: other layers read them, too.
     """
     ids, memory = torch.ones(1, 1, dtype=torch.int64), torch.ones(1, 2, model.config.hidden_size)
-    found: Dict[str, Any] = {}
+    found: dict[str, Any] = {}
 
-    def note(name: str, part: torch.nn.Module, inputs: Tuple[Any, ...]) -> None:
+    def note(name: str, part: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         if any(one is memory for one in inputs) and not [*part.children()]:
             found[name] = part
 
@@ -52,7 +52,7 @@ def read_encoder(model: Any) -> Dict[str, torch.nn.Linear]:
 
 
 def decoded(
-    model: Any, ids: Tensor, memory: Tensor, mask: Optional[Tensor] = None, **options: Any
+    model: Any, ids: Tensor, memory: Tensor, mask: Tensor | None = None, **options: Any
 ) -> Any:
     """Return the outputs of the decoder of a model. memory: [B,M,*] in place of the encoder's
     hidden states; mask [B,M], None for all tokens.

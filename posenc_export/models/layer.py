@@ -1,7 +1,7 @@
 """One layer of a model, and the masks that layers share."""
 
 import json
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Sequence
 
 import numpy as np
 import torch
@@ -50,8 +50,8 @@ class Layer(torch.nn.Module):
         self.mlp = build("mlp", kind.mlp, width)
 
     def forward(
-        self, x: Tensor, places: TokenPlaces, mask: Tensor, states: List[Tensor]
-    ) -> Tuple[Tensor, List[Tensor]]:
+        self, x: Tensor, places: TokenPlaces, mask: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """Shapes as Attention.forward."""
         normed = self.residual.attention_input(x)
         y, present = self.attention(normed, places, mask, states)
@@ -71,10 +71,10 @@ class Layer(torch.nn.Module):
 
 def shared_masks(
     kinds: Sequence[LayerConfig], built: Sequence[PositionEncoding]
-) -> Tuple[torch.nn.ModuleList, List[int]]:
+) -> tuple[torch.nn.ModuleList, list[int]]:
     """Return the distinct masks of a model, and the index of the mask of each layer."""
-    masks: Dict[Tuple[str, int], Mask] = {}
-    of_layers: List[Tuple[str, int]] = []
+    masks: dict[tuple[str, int], Mask] = {}
+    of_layers: list[tuple[str, int]] = []
     for kind, encoding in zip(kinds, built, strict=True):
         biased = id(encoding) if overrides(encoding, "bias") else 0
         of_layers.append((json.dumps(kind.attention.sees, sort_keys=True), biased))

@@ -1,7 +1,7 @@
 """Checkpoints of transformers that others quantized, read as float32, one tensor at a time."""
 
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+from typing import Any, Callable, Mapping
 
 import numpy as np
 import torch
@@ -11,20 +11,20 @@ from posenc_export.models import packed_layouts
 from posenc_export.models.weight_blocks import Blocks, Matrix
 from posenc_export.shared.refusal import refusal
 
-Source = Tuple[Any, str]  # a file of tensors, and the name of one of its tensors
+Source = tuple[Any, str]  # a file of tensors, and the name of one of its tensors
 AGAIN = "download the model again"
 # Scales of activations, which are not rounded here.
 IGNORED = (".input_scale", ".input_zero_point", ".output_scale", ".input_global_scale")
 
 
-def unpacked(config: Mapping[str, Any], sources: Dict[str, Source]) -> Dict[str, Source]:
+def unpacked(config: Mapping[str, Any], sources: dict[str, Source]) -> dict[str, Source]:
     """Return the sources of a checkpoint with quantized tensors replaced by the weights that they
     hold. config: quantization_config. ValueError: one that cannot be read, or no tensor in its
     layout.
     """
     layout = packed_layouts.layout_of(config)
     plain = {name: source for name, source in sources.items() if not name.endswith(IGNORED)}
-    quantized: Dict[str, Source] = {}
+    quantized: dict[str, Source] = {}
     for name in [name for name in plain if _is_packed(plain, name, layout)]:
         module = name.removesuffix(layout.mark)
         ends = [layout.mark]
@@ -76,7 +76,7 @@ class PackedTensor(Matrix):
     def weight(self) -> np.ndarray:
         return self._read(packed_layouts.Whole.weight, lambda numbers: numbers)
 
-    def blocks(self) -> Optional[Blocks]:
+    def blocks(self) -> Blocks | None:
         return self._read(packed_layouts.Whole.blocks, lambda numbers: None)
 
     def _read(self, of_whole: Callable[[Any], Any], of_numbers: Callable[[Any], Any]) -> Any:

@@ -1,7 +1,7 @@
 """How GPTQ, AWQ, compressed-tensors, fp8 and MXFP4 store weights in safetensors."""
 
 import math
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Mapping, NamedTuple
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from posenc_export.models.weight_blocks import Blocks
 from posenc_export.shared.refusal import refusal
 
-Shape = Tuple[int, ...]
+Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]  # shapes of tensors of a weight, by the ends of their names
 Parts = Mapping[str, Tensor]  # tensors of a weight, by the ends of their names
 WORD = 32  # bits of an integer that holds several codes
@@ -35,7 +35,7 @@ class Whole(NamedTuple):
         weights = (self.codes - self.zeros[:, self.groups]) * self.scales[:, self.groups]
         return weights.astype(np.float32)
 
-    def blocks(self) -> Optional[Blocks]:
+    def blocks(self) -> Blocks | None:
         """Return blocks of 128, 64 or 32 inputs; None if groups or bits do not fit."""
         rows, inputs = self.codes.shape
         sizes = [size for size in (128, 64, 32) if inputs % size == 0]
@@ -56,8 +56,8 @@ class Layout(NamedTuple):
 
     mark: str  # end of the name of the tensor with the codes
     # Ends of the names of further tensors; those that end with ? may be missing.
-    others: Tuple[str, ...]
-    read: Callable[[Parts], Union[Whole, np.ndarray]]  # the weight in whole numbers or in float32
+    others: tuple[str, ...]
+    read: Callable[[Parts], Whole | np.ndarray]  # the weight in whole numbers or in float32
     # Returns the shape of the weight from those of the tensors.
     shape: Callable[[Shapes], Shape] = lambda shapes: shapes[".weight"]
     name: str = ".weight"  # end of the name of the weight
@@ -76,7 +76,7 @@ def method_of(config: Any) -> Any:
     return config.get("quant_method") if isinstance(config, Mapping) else config
 
 
-def _only(config: Mapping[str, Any], key: str, allowed: Tuple[Any, ...], default: Any) -> Any:
+def _only(config: Mapping[str, Any], key: str, allowed: tuple[Any, ...], default: Any) -> Any:
     value = config.get(key, default)
     if value not in allowed:
         rule = f"{key} in quantization_config to be {' or '.join(map(str, allowed))}"
@@ -139,7 +139,7 @@ def _compressed(config: Mapping[str, Any]) -> Layout:
     return Layout(".weight", named, _scaled if kind == "float" else _int8)
 
 
-def _compressed_kind(config: Mapping[str, Any]) -> Tuple[int, Any]:
+def _compressed_kind(config: Mapping[str, Any]) -> tuple[int, Any]:
     """Return the bits and the type of all weights of compressed-tensors."""
     groups = config.get("config_groups")
     listed = groups.values() if isinstance(groups, Mapping) else []
@@ -213,7 +213,7 @@ def _scales(tensor: Tensor) -> np.ndarray:
     return np.ascontiguousarray(tensor.float().numpy())
 
 
-def _groups(indices: Optional[Tensor], inputs: int, size: int) -> np.ndarray:
+def _groups(indices: Tensor | None, inputs: int, size: int) -> np.ndarray:
     """Return the group of each input: as stored, or groups of `size` consecutive inputs."""
     return np.arange(inputs) // size if indices is None else indices.numpy().astype(np.int64)
 
@@ -225,7 +225,7 @@ def _bits(words: Tensor, bits: int) -> np.ndarray:
     return codes.reshape(len(whole), math.prod(codes.shape[1:])).astype(np.int16)
 
 
-METHODS: Dict[str, Callable[[Mapping[str, Any]], Layout]] = {
+METHODS: dict[str, Callable[[Mapping[str, Any]], Layout]] = {
     "gptq": _gptq,
     "awq": _awq,
     "compressed-tensors": _compressed,

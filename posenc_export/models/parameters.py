@@ -1,17 +1,17 @@
 """Parameters in the modules that hold them: their places, replacement and shared copies."""
 
 import copy
-from typing import Collection, Dict, List, Sequence, Tuple, TypeVar
+from typing import Collection, Sequence, TypeVar
 
 import torch
 
 Module = TypeVar("Module", bound=torch.nn.Module)
-Slot = Tuple[torch.nn.Module, str]  # a module, and the name of a parameter in it
+Slot = tuple[torch.nn.Module, str]  # a module, and the name of a parameter in it
 
 
-def slots(model: torch.nn.Module) -> Dict[int, List[Slot]]:
+def slots(model: torch.nn.Module) -> dict[int, list[Slot]]:
     """Return the slots of each parameter, by its id. A shared parameter has several."""
-    places: Dict[int, List[Slot]] = {}
+    places: dict[int, list[Slot]] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             places.setdefault(id(parameter), []).append((module, name))

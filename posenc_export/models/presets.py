@@ -1,7 +1,7 @@
 """Trained byte-level decoders of Python source code, from the package posenc-export-presets."""
 
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Tuple, Type, Union
+from typing import Any, Mapping
 
 import torch
 from safetensors.torch import load_file
@@ -18,8 +18,8 @@ from posenc_export.shared.preset_folders import INSTALL, preset_folder
 from posenc_export.shared.refusal import refusal, short_repr
 from posenc_export.shared.suggestion import check_name
 
-Model = Union[AttentionBlock, Stack]
-MODELS: Dict[Type[Any], Type[Any]] = {BlockConfig: AttentionBlock, StackConfig: Stack}
+Model = AttentionBlock | Stack
+MODELS: dict[type[Any], type[Any]] = {BlockConfig: AttentionBlock, StackConfig: Stack}
 # File beside the artefacts: parameters of encodings that a graph does not hold, because the
 # optimizer of the exporter computes with them. Names are PRESET/PARAMETER.
 FOLDED = "folded.safetensors"
@@ -32,7 +32,7 @@ def small(encoding: Mapping[str, Any], positions: int = 2048) -> StackConfig:
 
 
 ROPE, ALIBI = {"name": "rope"}, {"name": "alibi"}
-PRESETS: Dict[str, StackConfig] = {
+PRESETS: dict[str, StackConfig] = {
     "tiny-rope": decoder_config(256, 5, 352, block_config(128, 4, 4096, 2, 32, ROPE)),
     "tiny-alibi": decoder_config(256, 5, 352, block_config(128, 6, 4096, 3, 24, ALIBI)),
     "small-rope": small(ROPE),
@@ -67,7 +67,7 @@ def load_preset(name: str) -> Stack:
     return model.eval()
 
 
-def graph_weights(path: Path) -> Dict[str, Tensor]:
+def graph_weights(path: Path) -> dict[str, Tensor]:
     """Return the constants of a graph by parameter; matrices of products are transposed there."""
     import onnx
 
@@ -79,9 +79,9 @@ def graph_weights(path: Path) -> Dict[str, Tensor]:
     return weights
 
 
-def named(model: Stack) -> List[Tuple[List[str], torch.nn.Parameter]]:
+def named(model: Stack) -> list[tuple[list[str], torch.nn.Parameter]]:
     """Return the parameters, each with all its names."""
-    names: Dict[int, List[str]] = {}
+    names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     return [(names[id(parameter)], parameter) for parameter in model.parameters()]

@@ -1,7 +1,6 @@
 """Loading of checkpoints as models that can be exported."""
 
 from pathlib import Path
-from typing import Optional, Union
 
 import torch
 
@@ -15,10 +14,7 @@ from posenc_export.shared.refusal import path_of, refusal
 
 
 def from_pretrained(
-    path: Union[str, Path],
-    max_positions: Optional[int] = None,
-    part: Optional[str] = None,
-    head: bool = True,
+    path: str | Path, max_positions: int | None = None, part: str | None = None, head: bool = True
 ) -> TransformersModel:
     """Load a model with the weights of a checkpoint, as the code of transformers computes it
     (models/by_transformers.py), float32, in eval mode.

@@ -5,21 +5,7 @@ their folders; the first is the model, an encoder or decoder as transformers sav
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    Collection,
-    Dict,
-    List,
-    Literal,
-    Mapping,
-    Optional,
-    Sequence,
-    Tuple,
-    Type,
-    TypeVar,
-    Union,
-)
+from typing import Annotated, Any, Collection, Literal, Mapping, Sequence, TypeVar
 
 import torch
 from msgspec import Meta, Struct
@@ -56,7 +42,7 @@ WHERE, AGAIN, ANOTHER = "sentence-transformers", "download the folder again", "e
 Length = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
 # Keys of all files that are not read, with the values that change no embedding.
-UNREAD: Dict[str, Sequence[Any]] = {
+UNREAD: dict[str, Sequence[Any]] = {
     **dict.fromkeys(("query_length", "document_length", "query_expansion"), (None,)),
     **dict.fromkeys(("model_args", "tokenizer_args", "config_args"), (None, {})),
     **dict.fromkeys(("model_kwargs", "processor_kwargs", "config_kwargs"), (None, {})),
@@ -88,30 +74,30 @@ class Module(Struct):
 class Pooling(Struct):
     """The mode in the config of Pooling; older configs have a flag for each mode (OLDER)."""
 
-    pooling_mode: Union[str, List[str], None] = None
+    pooling_mode: str | list[str] | None = None
 
 
 class TextCall(Struct):
     """What is read of processing_kwargs: how the tokenizer is called."""
 
-    max_length: Optional[Length] = None
+    max_length: Length | None = None
     add_special_tokens: bool = True
 
 
 class TextSettings(Struct):
     """What is read of the file with the maximal length."""
 
-    max_seq_length: Optional[Length] = None
-    do_lower_case: Optional[bool] = None
-    processing_kwargs: Dict[str, Dict[str, Any]] = {}
+    max_seq_length: Length | None = None
+    do_lower_case: bool | None = None
+    processing_kwargs: dict[str, dict[str, Any]] = {}
     module_output_name: Literal["token_embeddings"] = "token_embeddings"
 
 
 class TokenizerConfig(Struct):
     """What is read of a tokenizer_config.json."""
 
-    model_max_length: Optional[Annotated[float, Meta(ge=1)]] = None  # 1e30 for no limit
-    truncation_side: Optional[Literal["left", "right"]] = None
+    model_max_length: Annotated[float, Meta(ge=1)] | None = None  # 1e30 for no limit
+    truncation_side: Literal["left", "right"] | None = None
 
 
 class DenseConfig(Struct):
@@ -121,9 +107,9 @@ class DenseConfig(Struct):
     out_features: Length
     bias: bool = True
     activation_function: str = "torch.nn.modules.activation.Tanh"
-    module_input_name: Optional[str] = None
-    module_output_name: Optional[str] = None
-    use_residual: Optional[bool] = None
+    module_input_name: str | None = None
+    module_output_name: str | None = None
+    use_residual: bool | None = None
 
 
 class Dense(torch.nn.Module):
@@ -153,18 +139,18 @@ class Sentences:
     """What a sentence-transformers folder adds to its encoder."""
 
     pooling: str
-    layers: List[torch.nn.Module]  # after the pooling
+    layers: list[torch.nn.Module]  # after the pooling
     text: TextSettings
     call: TextCall
     files: Mapping[str, bytes]  # files to copy, by name
 
-    def described(self) -> Dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         """Return the description of the readout without its size."""
         layers = tuple(type(layer).__name__ for layer in self.layers)
         return {"output": EMBEDDING, "pooling": self.pooling, "layers": layers}
 
 
-def opened(folder: Path, whole: bool) -> Tuple[Path, Optional[Sentences]]:
+def opened(folder: Path, whole: bool) -> tuple[Path, Sentences | None]:
     """Return the folder of the encoder, and what is computed from its hidden states, if the whole
     model is wanted; None if the folder is not one of this library.
     """
@@ -174,13 +160,13 @@ def opened(folder: Path, whole: bool) -> Tuple[Path, Optional[Sentences]]:
     return encoder, _read(folder, encoder, others) if whole else None
 
 
-def _read(folder: Path, encoder: Path, others: List[Tuple[str, Path]]) -> Sentences:
+def _read(folder: Path, encoder: Path, others: list[tuple[str, Path]]) -> Sentences:
     """Read the modules behind the encoder. ValueError: what is missing or cannot be exported."""
     kind, place = others.pop(0) if others else ("none", folder)
     if kind != "Pooling":
         raise refusal(WHERE, f"Pooling after Transformer in {MODULES}", kind, ANOTHER)
     names = _pooling(place)
-    layers: List[torch.nn.Module] = []
+    layers: list[torch.nn.Module] = []
     for kind, place in others:
         if kind == "Dense":
             layers.append(_dense(place))
@@ -224,7 +210,7 @@ def attach(model: TransformersModel, sentences: Sentences) -> None:
     model.text = Text(tokenizer, text.stop_ids, text.start_ids, files)
 
 
-def truncating(tokenizer: bytes, most: int, how: Sentences, side: Optional[str]) -> bytes:
+def truncating(tokenizer: bytes, most: int, how: Sentences, side: str | None) -> bytes:
     """Return tokenizer.json changed to cut texts to `most` tokens, special tokens included, and not
     to pad them, to convert text to lower case before all else and to add no special tokens where
     the settings say so. side: which end is cut; None for that in tokenizer.json.
@@ -245,7 +231,7 @@ def truncating(tokenizer: bytes, most: int, how: Sentences, side: Optional[str])
     return content.encode()
 
 
-def _json(path: Path, kind: Type[Any] = dict) -> Any:
+def _json(path: Path, kind: type[Any] = dict) -> Any:
     """Return the content of a JSON file: an object, or a list with kind=list."""
     name = f"{path.parent.name}/{path.name}"
     if not path.is_file():
@@ -253,7 +239,7 @@ def _json(path: Path, kind: Type[Any] = dict) -> Any:
     return json_of(WHERE, name, content(path), AGAIN, kind)
 
 
-def _typed(path: Path, kind: Type[Settings]) -> Settings:
+def _typed(path: Path, kind: type[Settings]) -> Settings:
     """Return what is read of a file, of which other keys must have values of UNREAD."""
     name, values = f"{path.parent.name}/{path.name}", _json(path)
     settings = typed(WHERE, name, values, kind, AGAIN)
@@ -279,9 +265,9 @@ def _call(settings: TextSettings) -> TextCall:
     return call
 
 
-def _modules(folder: Path) -> List[Tuple[str, Path]]:
+def _modules(folder: Path) -> list[tuple[str, Path]]:
     values = _json(folder / MODULES, list)
-    listed = typed(WHERE, MODULES, values, Annotated[List[Module], Meta(min_length=1)], AGAIN)
+    listed = typed(WHERE, MODULES, values, Annotated[list[Module], Meta(min_length=1)], AGAIN)
     for entry in values:
         _check_keys(MODULES, entry, Module.__struct_fields__)
     names = [module.name for module in listed]

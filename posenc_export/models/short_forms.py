@@ -1,7 +1,7 @@
 """Short forms of common descriptions: a block, a decoder or an encoder around one encoding."""
 
 import itertools
-from typing import Any, Dict, Mapping, Sequence, Tuple, Union
+from typing import Any, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -13,7 +13,7 @@ from posenc_export.shared import registry
 from posenc_export.shared.refusal import short_repr
 
 ROPE: Mapping[str, Any] = {"name": "rope"}
-Spec = Union[str, Mapping[str, Any]]
+Spec = str | Mapping[str, Any]
 NORMS = ("rms", "layer")
 MLPS = {
     "swiglu": {"name": "gated", "activation": "silu"},
@@ -102,10 +102,10 @@ def decoder_config(
     config.check_sizes(layers=layers, hidden=hidden)
     rule, remedy = "block to be a description of a block", "give what block_config returns"
     require(isinstance(block, config.BlockConfig), rule, short_repr(block), remedy)
-    norms: Dict[str, Any] = {"name": norm, "epsilon": epsilon}
+    norms: dict[str, Any] = {"name": norm, "epsilon": epsilon}
     attentions = _attentions(block.attention, layer_encodings[:layers])
     units = {**MLPS[mlp], "hidden": hidden, "bias": mlp_bias}
-    parts: Dict[str, Any] = {"residual": {"name": "pre"}, "norms": (norms, norms), "mlp": units}
+    parts: dict[str, Any] = {"residual": {"name": "pre"}, "norms": (norms, norms), "mlp": units}
     kinds = {name: config.LayerConfig(attention=own, **parts) for name, own in attentions.items()}
     return config.StackConfig(
         width=block.width,
@@ -140,7 +140,7 @@ def encoder_config(
     return replace(pre, layers={"layer": layer}, tokens=tokens, norm=None, head=None)
 
 
-def _placed(encoding: Spec) -> Tuple[Tuple[Dict[str, Any], ...], Tuple[Dict[str, Any], ...]]:
+def _placed(encoding: Spec) -> tuple[tuple[dict[str, Any], ...], tuple[dict[str, Any], ...]]:
     """Return the encodings on tokens and those in layers: the given one at its place."""
     if isinstance(encoding, str):
         encoding = parse(encoding)
@@ -153,7 +153,7 @@ def _placed(encoding: Spec) -> Tuple[Tuple[Dict[str, Any], ...], Tuple[Dict[str,
 
 def _attentions(
     attention: config.AttentionConfig, encodings: Sequence[Spec]
-) -> Dict[str, config.AttentionConfig]:
+) -> dict[str, config.AttentionConfig]:
     """Return the attention with each of the encodings, by name of the kind of layer."""
     if not encodings:
         return {"layer": attention}

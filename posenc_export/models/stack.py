@@ -1,7 +1,7 @@
 """Decoders and encoders: tokens, layers and a head, built from a description."""
 
 import json
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Sequence
 
 import numpy as np
 import torch
@@ -58,9 +58,9 @@ class Stack(Whole):
         self,
         x: Tensor,
         places: TokenPlaces,
-        states: List[Tensor],
-        logits_index: Optional[Tensor] = None,
-    ) -> Tuple[Tensor, List[Tensor]]:
+        states: list[Tensor],
+        logits_index: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
         """x [B,S] int64, other inputs as for AttentionBlock.forward, to logits [B,S,V] or hidden
         states [B,S,E], and new states.
 
@@ -70,7 +70,7 @@ class Stack(Whole):
                 for all tokens.
         """
         x, present = self.tokens(x, places.coordinates, states[: self.embed_states])  # [B,S,E]
-        masks: List[Tensor] = []  # that layers share [B,1 or H,S,T]
+        masks: list[Tensor] = []  # that layers share [B,1 or H,S,T]
         for mask in self.masks:
             masks.append(mask(places, x))
         first = self.embed_states
@@ -84,7 +84,7 @@ class Stack(Whole):
         x = self.norm(x)
         return self.head(x), present  # [B,R,V]
 
-    def attentions(self) -> List[Any]:
+    def attentions(self) -> list[Any]:
         """Return the attention of each layer."""
         return [layer.attention for layer in self.layers]
 
@@ -99,10 +99,10 @@ class Stack(Whole):
         return np.asarray(self.head.exact(rows))  # type: ignore[operator]
 
 
-def _encodings(config: StackConfig) -> List[PositionEncoding]:
+def _encodings(config: StackConfig) -> list[PositionEncoding]:
     """Build the encoding of tokens and of each layer. Equal specifications share one."""
-    shared: Dict[Tuple[str, Geometry], PositionEncoding] = {}
-    built: List[PositionEncoding] = []
+    shared: dict[tuple[str, Geometry], PositionEncoding] = {}
+    built: list[PositionEncoding] = []
     places = [(config.tokens.encodings, config.token_geometry)]
     for attention in config.attentions:
         geometry = attention.geometry(config.width, config.max_positions)

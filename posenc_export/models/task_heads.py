@@ -6,7 +6,7 @@ base model is read, and the head after a pooling.
 """
 
 import re
-from typing import Any, Mapping, Optional, Tuple
+from typing import Any, Mapping
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ def task_of(name: str) -> str:
     return task[1] if task else ""
 
 
-def labels_of(config: Any, task: str) -> Tuple[str, ...]:
+def labels_of(config: Any, task: str) -> tuple[str, ...]:
     """Return the names of the logits by a configuration of transformers; none for token ids."""
     if task == ANSWERS:
         return ("start", "end")
@@ -50,7 +50,7 @@ class Hidden(tuple):
 class Given(torch.nn.Module):
     """In place of a base model: its input embeddings are its hidden states."""
 
-    def __init__(self, pooler: Optional[torch.nn.Module]) -> None:
+    def __init__(self, pooler: torch.nn.Module | None) -> None:
         super().__init__()
         self.pooler = pooler
 
@@ -75,7 +75,7 @@ class Scores(torch.nn.Module):
         return logits.reshape(x.size(0), x.size(1), -1)
 
 
-def scores_of(model: Any, vocabulary: int) -> Optional[Tuple[torch.nn.Module, str]]:
+def scores_of(model: Any, vocabulary: int) -> tuple[torch.nn.Module, str] | None:
     """Take the head, [B,S,E] to [B,S,N], from a class of transformers for scores of a sequence, and
     say which pooling of hidden states it reads. Return None if it reads more. vocabulary: number of
     token ids.
@@ -95,7 +95,7 @@ def scores_of(model: Any, vocabulary: int) -> Optional[Tuple[torch.nn.Module, st
     return None
 
 
-def left_out(model: Any, values: Mapping[str, Any]) -> Optional[str]:
+def left_out(model: Any, values: Mapping[str, Any]) -> str | None:
     """Return the task by config.json whose head a model with hidden states as only output lacks,
     or None. model: as by_transformers.TransformersModel.
     """

@@ -5,7 +5,7 @@ own tokenizer classes from tokenizer_config.json. Only the classes in AS_WRITTEN
 as it is, Llama's if it splits bytes.
 """
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Mapping, Sequence
 
 from posenc_export.models.checkpoint import GENERATION, TOKENIZER, object_of
 from posenc_export.models.embedding_and_head import Text
@@ -22,7 +22,7 @@ AS_WRITTEN = (
 DEFAULTS = {"do_lower_case": True, "tokenize_chinese_chars": True}  # of classes like BertTokenizer
 # Keys that change the greedy tokens of transformers and that `generate` does not apply, with the
 # values that change nothing.
-UNAPPLIED: Dict[str, Sequence[Any]] = {
+UNAPPLIED: dict[str, Sequence[Any]] = {
     "num_beams": (1,),
     "repetition_penalty": (1.0,),
     "no_repeat_ngram_size": (0,),
@@ -43,7 +43,7 @@ def text_of(
     config: Mapping[str, Any],
     vocabulary: int,
     decodes: bool,
-    part: Optional[str] = None,
+    part: str | None = None,
 ) -> Text:
     """Return a checkpoint's tokenizer and, of a decoder, stop ids, start ids and generation.
 
@@ -63,10 +63,10 @@ def text_of(
     if not decodes:
         return Text(tokenizer, files=others)
 
-    def ids(key: str) -> Tuple[int, ...]:
+    def ids(key: str) -> tuple[int, ...]:
         return _ids(files, config, key, vocabulary)
 
-    fields: Dict[str, Any] = {
+    fields: dict[str, Any] = {
         "suppressed": ids("suppress_tokens"),
         "suppressed_first": ids("begin_suppress_tokens"),
         "forced_first": next(iter(ids("forced_bos_token_id")), None),
@@ -93,9 +93,9 @@ def check(files: Mapping[str, bytes]) -> None:
             raise refusal(WHERE, rule, repr(stated[key]), remedy)
 
 
-def _written(content: Dict[str, Any]) -> Dict[str, Any]:
+def _written(content: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a tokenizer.json by their names in tokenizer_config.json."""
-    written: Dict[str, Any] = {}
+    written: dict[str, Any] = {}
     normalizer, splitting = content.get("normalizer"), content.get("pre_tokenizer")
     if isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer":
         lower, accents = normalizer.get("lowercase"), normalizer.get("strip_accents")
@@ -110,7 +110,7 @@ def _written(content: Dict[str, Any]) -> Dict[str, Any]:
 
 def _ids(
     files: Mapping[str, bytes], config: Mapping[str, Any], key: str, vocabulary: int
-) -> Tuple[int, ...]:
+) -> tuple[int, ...]:
     """Return the token ids under a key of generation_config.json, or else of config.json, such as
     eos_token_id. Ids beyond the vocabulary are dropped. ValueError: the value is not null, an
     integer of 0 or more, or a list of such integers.
@@ -124,7 +124,7 @@ def _ids(
     return tuple(number for number in ids if number < vocabulary)
 
 
-def unapplied(files: Mapping[str, bytes]) -> List[str]:
+def unapplied(files: Mapping[str, bytes]) -> list[str]:
     """Return the keys of UNAPPLIED with values that change tokens, each as KEY=VALUE."""
     values = object_of(GENERATION, files.get(GENERATION, b"{}"))
     stated = {key: values[key] for key in UNAPPLIED if values.get(key) is not None}

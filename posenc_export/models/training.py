@@ -4,7 +4,7 @@ import hashlib
 import math
 import sysconfig
 from pathlib import Path
-from typing import Callable, Tuple
+from typing import Callable
 
 import torch
 from torch import Tensor
@@ -19,12 +19,12 @@ WARM_UP = 100  # steps in which the learning rate rises, or a tenth of all if th
 BATCH = 16
 
 
-def python_source() -> Tuple[Tensor, Tensor]:
+def python_source() -> tuple[Tensor, Tensor]:
     """Return the bytes of the source files of Python's standard library for training, and those
     of one file in HELD_OUT, chosen by a hash of its path, uint8.
     """
     top = Path(sysconfig.get_paths()["stdlib"])
-    parts: Tuple[list, list] = ([], [])
+    parts: tuple[list, list] = ([], [])
     for path in sorted(top.rglob("*.py")):
         name = path.relative_to(top)
         if not EXCLUDED & set(name.parts):

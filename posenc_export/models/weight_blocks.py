@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Dict, Optional
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +13,7 @@ class Blocks:
 
     codes: np.ndarray  # [N,blocks,block] int8, of `bits` bits
     scales: np.ndarray  # [N,blocks] float32
-    offsets: Optional[np.ndarray]  # [N,blocks] float32; None for 0
+    offsets: np.ndarray | None  # [N,blocks] float32; None for 0
     bits: int  # 4 or 8
 
 
@@ -27,10 +27,10 @@ class Matrix(ABC):
         """Return the tensor as float32."""
 
     @abstractmethod
-    def blocks(self) -> Optional[Blocks]:
+    def blocks(self) -> Blocks | None:
         """Return its blocks, or None if its type has others than codes with a scale and an offset
         for 16 or more inputs.
         """
 
-    def __deepcopy__(self, memo: Dict[int, Any]) -> "Matrix":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Matrix":
         return self  # tensors are mapped from files, and a copy would read them into memory

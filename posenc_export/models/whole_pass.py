@@ -2,7 +2,7 @@
 which checks the eager module.
 """
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ class Whole(torch.nn.Module):
     ) -> None:
         super().__init__()
         # How to rebuild the same weights, empty if that is not possible (models.presets).
-        self.source: Dict[str, Any] = {}
+        self.source: dict[str, Any] = {}
         self.config, self.token_encoding = config, on_tokens
         for placed, hooks, actual, required in (
             ([on_tokens], ("rotate", "bias", "observe", "rescore"), "on tokens", "in layers"),
@@ -60,18 +60,18 @@ class Whole(torch.nn.Module):
         dtype: torch.dtype = self.attentions()[0].projection.output.weight.dtype
         return dtype
 
-    def attentions(self) -> List[Any]:
+    def attentions(self) -> list[Any]:
         """Return the attention of each layer."""
         raise NotImplementedError
 
 
-def encodings_in(model: Any) -> List[PositionEncoding]:
+def encodings_in(model: Any) -> list[PositionEncoding]:
     """Return the encodings of a model, each once: that of tokens, then those of layers."""
     in_layers = (attention.encoding for attention in model.attentions())
     return list(dict.fromkeys((model.token_encoding, *in_layers)))
 
 
-def foreign_encodings(model: Any) -> List[PositionEncoding]:
+def foreign_encodings(model: Any) -> list[PositionEncoding]:
     """Return the encodings of a model that its description names and whose classes are those of
     other packages, by layer.
     """
@@ -91,7 +91,7 @@ def check_dtype(model: Any) -> None:
         raise refusal("model", "weights in float32, float16 or bfloat16", got, "call .float()")
 
 
-def empty_states(model: Any, x: Tensor) -> List[Tensor]:
+def empty_states(model: Any, x: Tensor) -> list[Tensor]:
     """Return the states before the first token of x [B,S,*], in the order of `forward`."""
     attentions, dtype = model.attentions(), model.weight_dtype()
     of_layers = [state for attention in attentions for state in attention.states()]
@@ -141,9 +141,9 @@ def exact_pass(
     model: Any,
     inputs: np.ndarray,
     start: int,
-    grid: Optional[np.ndarray] = None,
-    token_types: Optional[np.ndarray] = None,
-    encoder: Optional[np.ndarray] = None,
+    grid: np.ndarray | None = None,
+    token_types: np.ndarray | None = None,
+    encoder: np.ndarray | None = None,
 ) -> np.ndarray:
     """Compute one row without a cache in float64 numpy, to outputs [S,*].
 
@@ -159,7 +159,7 @@ def exact_pass(
     places: Sequence[Any] = positions
     if model.axes:
         default = [0] * len(positions) if model.coordinate_range else positions
-        planes: List[Sequence[int]] = [positions] if model.with_position else []
+        planes: list[Sequence[int]] = [positions] if model.with_position else []
         planes += [default] * model.axes if grid is None else list(grid)
         places = [tuple(int(number) for number in place) for place in zip(*planes, strict=True)]
     further = {"segments": token_types, "encoded": encoder}

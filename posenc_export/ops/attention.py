@@ -1,7 +1,5 @@
 """Semantic operations of attention: heads, factors, masks, products, softmax, mixed values."""
 
-from typing import Optional, Tuple
-
 import torch
 from torch import Tensor
 
@@ -38,7 +36,7 @@ def select_tokens(x: Tensor, index: Tensor) -> Tensor:
 def attention_mask(
     positions: Tensor,
     key_positions: Tensor,
-    bias: Optional[Tensor],
+    bias: Tensor | None,
     like: Tensor,
     before: int = -1,
     after: int = 0,
@@ -80,10 +78,10 @@ def attend(
     keys: Tensor,
     values: Tensor,
     mask: Tensor,
-    content: Optional[Tensor],
+    content: Tensor | None,
     scale: float,
     softcap: float = 0.0,
-    sinks: Optional[Tensor] = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return softmax(cap(scale q k) + mask + content) v, [B,S,H*D]. It is 0 for queries that see no
     key.
@@ -127,7 +125,7 @@ def attend(
 
 def attend_with_weights(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, content: Tensor, scale: float
-) -> Tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Return the output of `attend` and its softmax [B,H,S,T] float32, which is 0 for keys that
     a query does not see. For queries that see no key, both are undefined.
     """

@@ -1,6 +1,6 @@
 """Experts, of which each token has some with a weight above 0."""
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor, library
@@ -16,9 +16,9 @@ def weighted_experts(
     ups: Tensor,
     downs: Tensor,
     chosen: int,
-    gates_bias: Optional[Tensor],
-    ups_bias: Optional[Tensor],
-    downs_bias: Optional[Tensor],
+    gates_bias: Tensor | None,
+    ups_bias: Tensor | None,
+    downs_bias: Tensor | None,
     alpha: float,
     beta: float,
     limit: float,
@@ -44,7 +44,7 @@ def weighted_experts(
     return (y * weights.transpose(-1, -2).unsqueeze(-1)).sum(-3)
 
 
-def linear_of_all(x: Tensor, weights: Tensor, bias: Optional[Tensor]) -> Tensor:
+def linear_of_all(x: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
     """Apply weights [N,n,m] and biases [N,m] of all experts to x [B,1 or N,S,n]: [B,N,S,m]."""
     y = x @ weights
     return y if bias is None else y + bias.unsqueeze(1)

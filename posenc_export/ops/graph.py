@@ -5,18 +5,7 @@ Inside `semantic_graph()`, operations emit these nodes instead of computing.
 
 import contextlib
 from contextvars import ContextVar
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Generic,
-    Iterator,
-    List,
-    Optional,
-    Sequence,
-    Tuple,
-    Type,
-    TypeVar,
-)
+from typing import TYPE_CHECKING, Any, Generic, Iterator, Optional, Sequence, TypeVar
 
 import torch
 from torch import Tensor
@@ -50,30 +39,30 @@ def emitting() -> bool:
 class OptionalInput:
     """An input that a node may lack. Inputs have the order in which a class names them."""
 
-    def __set_name__(self, owner: Type["Node"], name: str) -> None:
+    def __set_name__(self, owner: type["Node"], name: str) -> None:
         self.index, owner.inputs = len(owner.inputs), (*owner.inputs, name)
 
-    def __get__(self, view: "Node", owner: Type["Node"]) -> Optional["ir.Value"]:
+    def __get__(self, view: "Node", owner: type["Node"]) -> Optional["ir.Value"]:
         return view.node.inputs[self.index] if self.index < len(view.node.inputs) else None
 
 
 class Input(OptionalInput):
     """An input that every node of a class has."""
 
-    def __get__(self, view: "Node", owner: Type["Node"]) -> "ir.Value":
+    def __get__(self, view: "Node", owner: type["Node"]) -> "ir.Value":
         return view.node.inputs[self.index]  # type: ignore[return-value]
 
 
 class Attribute(Generic[K]):
     """An attribute of a node. Numbers are stored as floats."""
 
-    def __init__(self, kind: Type[K]) -> None:
-        self.kind: Type[K] = kind
+    def __init__(self, kind: type[K]) -> None:
+        self.kind: type[K] = kind
 
-    def __set_name__(self, owner: Type["Node"], name: str) -> None:
+    def __set_name__(self, owner: type["Node"], name: str) -> None:
         self.name, owner.attributes = name, (*owner.attributes, name)
 
-    def __get__(self, view: "Node", owner: Type["Node"]) -> K:
+    def __get__(self, view: "Node", owner: type["Node"]) -> K:
         return self.kind(view.node.attributes[self.name].value)
 
 
@@ -84,8 +73,8 @@ class Node:
         inputs, attributes: names, in the order of the node.
     """
 
-    inputs: Tuple[str, ...] = ()
-    attributes: Tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
 
     def __init__(self, node: "ir.Node") -> None:
         self.node = node
@@ -110,7 +99,7 @@ class Node:
         )
 
     @classmethod
-    def of(cls: Type[N], value: Optional["ir.Value"]) -> Optional[N]:
+    def of(cls: type[N], value: Optional["ir.Value"]) -> N | None:
         """Return the node of this class that produces a value, or None."""
         node = None if value is None else value.producer()
         if node is None or node.domain != DOMAIN or node.op_type != cls.__name__:
@@ -122,7 +111,7 @@ class Node:
         """The only output."""
         return self.node.outputs[0]
 
-    def readers(self, kind: Type[N]) -> List[N]:
+    def readers(self, kind: type[N]) -> list[N]:
         """Return the nodes of a class that read the output."""
         return [kind(user) for user, _ in self.output.uses() if user.op_type == kind.__name__]
 

@@ -1,7 +1,5 @@
 """Marks of layers, by which a trace needs one node for each further layer of a kind."""
 
-from typing import List
-
 import torch
 from torch import Tensor, library
 
@@ -20,7 +18,7 @@ def _(x: Tensor, part: str, name: str) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def layer(part: str, name: str, values: List[Tensor], like: List[Tensor]) -> List[Tensor]:
+def layer(part: str, name: str, values: list[Tensor], like: list[Tensor]) -> list[Tensor]:
     """Mark a layer in the trace of a semantic graph, which is to be completed (export/trace.py).
 
     Args:

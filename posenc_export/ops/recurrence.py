@@ -1,7 +1,5 @@
 """Semantic operations that read tokens in order."""
 
-from typing import List, Optional, Tuple
-
 import torch
 from torch import Tensor
 
@@ -9,7 +7,7 @@ from posenc_export.ops import graph
 from posenc_export.ops.graph import emitting
 
 
-def valid_first(positions: Tensor) -> Tuple[Tensor, Tensor]:
+def valid_first(positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return the target column [B,S] int64 of each token that moves valid tokens (positions
     [B,S] at least 0) to the front in order, and their number [B,1] int64.
     """
@@ -26,7 +24,7 @@ def recur(
     recurrent: Tensor,
     bias: Tensor,
     recurrent_bias: Tensor,
-) -> Tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Run a GRU over the first `count` [B,1] tokens of x [B,S,E], starting from hidden [B,N].
     Return its outputs [B,S,N] and the last hidden vectors [B,N].
 
@@ -38,7 +36,7 @@ def recur(
         biases, width = (bias, recurrent_bias), hidden.size(1)
         y = graph.Recur.emit(x, shape, x, hidden, count, *weights, *biases, width)
         return y, graph.LastHidden.emit(hidden, hidden.shape, y)
-    outputs: List[Tensor] = []
+    outputs: list[Tensor] = []
     for index in range(x.size(1)):
         following = torch.gru_cell(x[:, index], hidden, weight, recurrent, bias, recurrent_bias)
         hidden = torch.where(count > index, following, hidden)
@@ -47,8 +45,8 @@ def recur(
 
 
 def gated_delta(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Optional[Tensor], state: Tensor
-) -> Tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
     """Run S' = e^g S, S = S' + r k (v - S'^T k)^T, y = S^T q over the tokens of a call (Yang et al.
     2024, Gated DeltaNet, 3.1). Return y [B,S,H,V] and the last state. Without rates, tokens correct
     nothing: S = S' + k v^T (Dao and Gu 2024, Mamba-2, 3.2).
@@ -85,7 +83,7 @@ def gated_delta(
 
 def running_total(
     x: Tensor, valid: Tensor, state: Tensor, kind: str, most: int
-) -> Tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Return the total of each of S tokens x [B,S,C] and all valid ones before it, and the state
     after them. Tokens with valid [B,S] False are left out.
 

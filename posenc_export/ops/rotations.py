@@ -1,7 +1,6 @@
 """Semantic operations that rotate heads, and angles of any size reduced to one turn."""
 
 import math
-from typing import Tuple
 
 import torch
 from torch import Tensor
@@ -34,7 +33,7 @@ def rotate_both(
     sin: Tensor,
     interleaved: bool,
     linear: bool = True,
-) -> Tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Apply `rotate_pairs` to q [B,S,H,D] and k [B,S,K,D] with the same positions and tables."""
     if not torch.jit.is_scripting() and emitting():
         turned_q = rotate_pairs(q, positions, cos, sin, interleaved, linear)
@@ -69,7 +68,7 @@ def reduced_angle(radians: Tensor) -> Tensor:
     return ((turns - turns.floor()) * (2 * math.pi)).to(torch.float32)
 
 
-def _of_tokens(positions: Tensor, cos: Tensor, sin: Tensor) -> Tuple[Tensor, Tensor]:
+def _of_tokens(positions: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Look up rows positions [B,S] int64 (-1 reads row 0) of tables [M,r/2]: [B,S,1,r/2] each."""
     rows = positions.clamp(min=0).unsqueeze(2)
     return torch.nn.functional.embedding(rows, cos), torch.nn.functional.embedding(rows, sin)

@@ -1,7 +1,5 @@
 """Semantic operations for terms of scores: by distance, by position, and by counted keys."""
 
-from typing import Optional
-
 import torch
 from torch import Tensor, library
 
@@ -60,7 +58,7 @@ def layers_of_ratio(
 
 
 def pick(
-    rows: Optional[Tensor], index: Tensor, key_rows: Optional[Tensor] = None, factor: float = 1.0
+    rows: Tensor | None, index: Tensor, key_rows: Tensor | None = None, factor: float = 1.0
 ) -> Tensor:
     """Gather entries index [B,1 or H,S,T] int64 of the last axis of rows [B,H,S,R] of queries, and
     add `factor` times those of key_rows [B,H,T,R] of keys: [B,H,S,T]. Either rows may be absent.

@@ -6,7 +6,7 @@ import re
 import shutil
 from importlib import resources
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 from posenc_export.page import graph
 from posenc_export.runtime.artefact import certificate as certificates
@@ -50,7 +50,7 @@ TEXTS = (
     "naïve Ångström, Straße, \u65e5\u672c\u8a9e, \u0645\u0631\u062d\u0628\u0627, "
     "\U0001f642\U0001f1eb\U0001f1f7 and e\u0301",
 )
-TALKS: List[List[Dict[str, str]]] = [
+TALKS: list[list[dict[str, str]]] = [
     [{"role": "user", "content": " What is 2 + 2? "}],
     [
         {"role": "user", "content": "Hello"},
@@ -61,7 +61,7 @@ TALKS: List[List[Dict[str, str]]] = [
 ]
 
 
-def write_page(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) -> Manifest:
+def write_page(folder: Path, output: Path, onnxruntime_web: Path | None = None) -> Manifest:
     """Write the page for an artefact. Return the artefact's manifest.
 
     Args:
@@ -121,7 +121,7 @@ def _fill(page: Path, folder: Path, manifest: Manifest, web: Path) -> None:
     (page / destinations.PAGE.listing).write_text(listing, encoding="utf-8")
 
 
-def _texts(page: Path, folder: Path, manifest: Manifest, web: Path) -> Dict[str, Any]:
+def _texts(page: Path, folder: Path, manifest: Manifest, web: Path) -> dict[str, Any]:
     """Return the part of page.json about text; without a tokenizer, about token ids."""
     if TOKENIZER not in manifest.files:
         size = manifest.vocabulary
@@ -154,7 +154,7 @@ def check(manifest: Manifest) -> None:
         raise refusal("page", rule, unknown[0], remedy)
 
 
-def inputs_of_pages() -> List[str]:
+def inputs_of_pages() -> list[str]:
     """Return the names of the graph inputs that model.js fills."""
     return re.findall(r"^  (\w+): \(ort", _asset("model.js").decode(), re.MULTILINE)
 
@@ -163,7 +163,7 @@ def _asset(name: str) -> bytes:
     return resources.files("posenc_export.page").joinpath("assets", name).read_bytes()
 
 
-def _web(folder: Optional[Path]) -> Path:
+def _web(folder: Path | None) -> Path:
     here = Path.cwd()
     above = (here, here / "build", *here.parents)
     near = [place / "node_modules" / "onnxruntime-web" for place in above]
@@ -179,7 +179,7 @@ def _web(folder: Optional[Path]) -> Path:
     raise refusal("page", "the npm package onnxruntime-web", got, remedy)
 
 
-def _page_data(name: str, manifest: Manifest) -> Dict[str, Any]:
+def _page_data(name: str, manifest: Manifest) -> dict[str, Any]:
     return {
         "name": name,
         "summary": summary(manifest),
@@ -195,7 +195,7 @@ def _page_data(name: str, manifest: Manifest) -> Dict[str, Any]:
     }
 
 
-def _certificate(manifest: Manifest) -> Optional[Dict[str, Any]]:
+def _certificate(manifest: Manifest) -> dict[str, Any] | None:
     certificate = manifest.certificate
     if certificate is None:
         return None
@@ -210,11 +210,11 @@ def _certificate(manifest: Manifest) -> Optional[Dict[str, Any]]:
     }
 
 
-def text_data(folder: Path, manifest: Manifest) -> Dict[str, Any]:
+def text_data(folder: Path, manifest: Manifest) -> dict[str, Any]:
     """Return the part of page.json about text. Errors as of `codec` and `chat_codec`."""
     converter, chat = tokenizer.codec(folder, manifest), chat_template.chat_codec(folder, manifest)
     read = {text: converter.encode(text) for text in TEXTS}
-    samples: List[Dict[str, Any]] = [{"text": text, "ids": ids} for text, ids in read.items()]
+    samples: list[dict[str, Any]] = [{"text": text, "ids": ids} for text, ids in read.items()]
     if chat is None:
         return {"template": None, "special": {}, "ends": manifest.stop_ids, "samples": samples}
     for talk in TALKS:

@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -20,20 +20,20 @@ from posenc_export.shared.refusal import refusal
 
 # By operator and domain: input past_key, output of the attention weights, and the attribute that
 # asks for them after the softmax.
-ATTENTION: Dict[Tuple[str, str], Tuple[int, int, str, int]] = {
+ATTENTION: dict[tuple[str, str], tuple[int, int, str, int]] = {
     ("Attention", ""): (4, 3, "qk_matmul_output_mode", 3),
     ("GroupQueryAttention", "com.microsoft"): (3, 3, "qk_output", 2),
 }
 PROMPT = b"def read(path):\n    with open(path) as file:\n        return"
 
 
-def with_attention(source: Path, written: Path) -> List[int]:
+def with_attention(source: Path, written: Path) -> list[int]:
     """Copy model.onnx, without its weights, with an output `attention.N` [B,H,S,T] for each layer N
     that one attention operator computes. Return these layers. GroupQueryAttention does not write
     the weights of keys after the query.
     """
     model = onnx_nodes.read_nodes(source)
-    of_layer: Dict[int, List[int]] = {}  # places of attention nodes
+    of_layer: dict[int, list[int]] = {}  # places of attention nodes
     for place, node in enumerate(model.nodes):
         if (node.operator, node.domain) in ATTENTION:
             key = ATTENTION[node.operator, node.domain][0]
@@ -65,7 +65,7 @@ def fuses_all_caches(source: Path, manifest: Manifest) -> bool:
 
 
 def check_calls(
-    folder: Path, path: Path, manifest: Manifest, states: List[Dict[str, Any]], ids: List[int]
+    folder: Path, path: Path, manifest: Manifest, states: list[dict[str, Any]], ids: list[int]
 ) -> None:
     """Check that the graph at `path`, called with `ids` in three calls as model.js does, gives the
     logits of a session. Raise ValueError if they differ by more than the tolerance of the
@@ -101,12 +101,12 @@ def _opened(path: Path, manifest: Manifest) -> Any:
     return onnxruntime.InferenceSession(utf8(path), options, providers=["CPUExecutionProvider"])
 
 
-def empty(states: List[Dict[str, Any]]) -> Dict[str, np.ndarray]:
+def empty(states: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     """Return the states of a row without tokens, by name of the input."""
     return {s["past"]: np.full(s["shape"], s["fill"], s["dtype"]) for s in states}
 
 
-def inputs(manifest: Manifest, tokens: List[int], cached: int) -> Dict[str, np.ndarray]:
+def inputs(manifest: Manifest, tokens: list[int], cached: int) -> dict[str, np.ndarray]:
     """Return the inputs of a call, without states, that feeds tokens after `cached` ones."""
     x, count, length = np.array([tokens], np.int64), np.array([len(tokens)]), np.array([cached])
     grid = cached + np.arange(len(tokens))[None, None]  # [1,B,S]

@@ -7,7 +7,7 @@ same operators give for s = 0. A bias of 0 and -inf is a rule of visibility wher
 
 import math
 from dataclasses import replace
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ class Side(NamedTuple):
     """Queries, keys or values: a node and the order of its factors as [B, tokens, heads, D]."""
 
     node: Node
-    order: Tuple[int, ...]
+    order: tuple[int, ...]
 
 
 class Form(NamedTuple):
@@ -138,7 +138,7 @@ class Attentions:
 
     # Weights and scores
 
-    def _softmax(self, w: Node, weights: Tensor) -> Optional[Tuple[Node, Sinks]]:
+    def _softmax(self, w: Node, weights: Tensor) -> tuple[Node, Sinks] | None:
         """Return the pairs whose softmax the weights are, and the sinks beside them."""
         for p in self._pairs_above(w):
             scores = scores_of(self.values.of[p], self.properties.steps[p].roles, self.counts)
@@ -195,7 +195,7 @@ class Attentions:
                     return node
         return sinks
 
-    def _pairs_above(self, w: Node) -> List[Node]:
+    def _pairs_above(self, w: Node) -> list[Node]:
         """Return the pairs of data that w is computed from, first ones first."""
         found, left = set(), [w]
         while left:
@@ -208,7 +208,7 @@ class Attentions:
                 left += inputs_of(node)
         return [node for node in self.values.nodes if node in found]
 
-    def _chain(self, p: Node) -> Optional[List[Node]]:
+    def _chain(self, p: Node) -> list[Node] | None:
         """Return the nodes from the product of queries and keys to the scores p."""
         chain = [p]
         while not self._is_product(chain[0]):
@@ -227,12 +227,12 @@ class Attentions:
         roles = [tokens(r) for other, r in read if r and self.values.kind[other] == "data"]
         return sorted(map(str, roles)) == ["['K']", "['Q']"]
 
-    def _arranged(self, x: Tensor, roles: Roles, kind: str) -> List[Tuple[Tuple[int, ...], Tensor]]:
+    def _arranged(self, x: Tensor, roles: Roles, kind: str) -> list[tuple[tuple[int, ...], Tensor]]:
         """Return x as [B, tokens, heads, entries] in every order of its constant factors."""
         found = orders(roles, kind)
         return [(order, in_heads(x, roles, order, self.counts)) for order in found]
 
-    def _product(self, s: Node) -> Optional[Tuple[Side, Side, float]]:
+    def _product(self, s: Node) -> tuple[Side, Side, float] | None:
         """Return queries and keys whose products in heads the scores are, and a factor."""
         step: Any = self.properties.steps[s]
         reads = {
@@ -260,7 +260,7 @@ class Attentions:
 
     def _value(
         self, node: Node, roles: Roles, weights: Tensor, v: Node, v_roles: Roles
-    ) -> Optional[Tuple[Tuple[int, ...], Tuple[int, ...]]]:
+    ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Return the orders of values and output in which weights times values give the output."""
         heads = weights.shape[1]
         for v_order, x in self._arranged(self.values.of[v], v_roles, "K"):
@@ -273,7 +273,7 @@ class Attentions:
                     return v_order, y_order
         return None
 
-    def _caches(self, k: Side, v: Side) -> Tuple[Cached, Cached]:
+    def _caches(self, k: Side, v: Side) -> tuple[Cached, Cached]:
         """Return keys and values to cache; of heads that are copies (grouped heads) one each."""
         of, varied = self.values.of, self.values.varied  # in which other heads are chosen
         keys, values, *others = (
@@ -306,7 +306,7 @@ class Attentions:
 
     # What is added to the scores
 
-    def _form(self, chain: Sequence[Node], p: Node) -> Optional[Form]:
+    def _form(self, chain: Sequence[Node], p: Node) -> Form | None:
         if len(chain) == 1:
             return Form(1.0, 0.0)
         x = self.values.of[chain[0]]

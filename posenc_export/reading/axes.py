@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ class Factor(NamedTuple):
         left, right: number of entries before and after those of the tokens (padding, sinks).
     """
 
-    kind: Union[str, int]
+    kind: str | int
     left: int = 0
     right: int = 0
 
@@ -34,28 +34,28 @@ class Factor(NamedTuple):
         return -1 if isinstance(count, int) and count < 0 else count + self.left + self.right
 
 
-Axis = Tuple[Factor, ...]
-Roles = Tuple[Axis, ...]  # of the axes of one value
-Counts = Dict[str, Any]  # numbers of rows "B", queries "Q", keys "K", and others by their kinds
+Axis = tuple[Factor, ...]
+Roles = tuple[Axis, ...]  # of the axes of one value
+Counts = dict[str, Any]  # numbers of rows "B", queries "Q", keys "K", and others by their kinds
 OF_TOKENS = ("Q", "K", "D")
 
 
-def factors(roles: Roles) -> List[Factor]:
+def factors(roles: Roles) -> list[Factor]:
     """Return the factors of all axes, in order."""
     return [factor for axis in roles for factor in axis]
 
 
-def kinds(roles: Roles) -> List[Union[str, int]]:
+def kinds(roles: Roles) -> list[str | int]:
     """Return the kinds of the factors of all axes, in order."""
     return [factor.kind for axis in roles for factor in axis]
 
 
-def tokens(roles: Roles, of: Iterable[Any] = ("Q", "K")) -> List[Union[str, int]]:
+def tokens(roles: Roles, of: Iterable[Any] = ("Q", "K")) -> list[str | int]:
     """Return the kinds of the factors that run over tokens, in order."""
     return [kind for kind in kinds(roles) if kind in tuple(of)]
 
 
-def constants(roles: Roles) -> List[int]:
+def constants(roles: Roles) -> list[int]:
     """Return the indices of the factors of constant size."""
     return [index for index, kind in enumerate(kinds(roles)) if isinstance(kind, int)]
 
@@ -70,7 +70,7 @@ def axis_of(roles: Roles, kind: str) -> int:
     return next(i for i, axis in enumerate(roles) if any(f.kind == kind for f in axis))
 
 
-def skewed_last(roles: Roles) -> List[int]:
+def skewed_last(roles: Roles) -> list[int]:
     """Return the axes of scores by distance: rows, further ones, queries, distances."""
     rank = {"B": 0, "Q": 2, "D": 3}
     return sorted(range(len(roles)), key=lambda i: rank.get(str(roles[i][0].kind), 1))
@@ -84,7 +84,7 @@ def renamed(roles: Roles, old: str, new: str) -> Roles:
     )
 
 
-def shape_of(roles: Roles, counts: Counts) -> List[Any]:
+def shape_of(roles: Roles, counts: Counts) -> list[Any]:
     """Return the sizes of axes, with -1 for a number of keys that the target decides."""
     shape = []
     for axis in roles:
@@ -132,7 +132,7 @@ def with_rows(roles: Roles) -> Roles:
     return ((Factor("B"),), *alone)
 
 
-def scores_of(x: Tensor, roles: Roles, counts: Counts) -> Optional[Tensor]:
+def scores_of(x: Tensor, roles: Roles, counts: Counts) -> Tensor | None:
     """Return x as [B, heads, Q, K], or None if it lacks one of these axes."""
     flat = kinds(roles)
     if not {"B", "Q", "K"} <= set(flat):
@@ -205,7 +205,7 @@ def same(x: Tensor, y: Tensor, near: float = NEAR) -> bool:
     return torch.allclose(x, y, rtol=near, atol=near * largest, equal_nan=True)
 
 
-def orders(roles: Roles, kind: str) -> List[Tuple[int, ...]]:
+def orders(roles: Roles, kind: str) -> list[tuple[int, ...]]:
     """Return the orders of the factors that begin with rows, then tokens of a kind."""
     flat = kinds(roles)
     if "B" not in flat or kind not in flat:

@@ -1,7 +1,7 @@
 """The forward pass of a module on new tokens, with positions and caches."""
 
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ class Cache(NamedTuple):
         return torch.zeros(rows, *([self.heads] if self.heads else []), *by_token)
 
 
-def empty_memory(parts: Sequence[Tuple[int, int]], rows: int, count: int) -> List[Tensor]:
+def empty_memory(parts: Sequence[tuple[int, int]], rows: int, count: int) -> list[Tensor]:
     """Return what calls take from an encoder for `count` tokens: a mask [B,M] int64, and zeros
     [B,heads,M,size] for each part (heads, size); nothing without parts.
     """
@@ -111,20 +111,20 @@ class Calls(torch.nn.Module):
         self.steps, self.kind = properties.steps, properties.values.kind
         self.lengths, self.operators = lengths, lengths.operators
         self.after = 0 if properties.causal else -1
-        self.kept: List[Cached] = []
-        self.plans: Dict[Any, Any] = {}
-        self.in_full: Set[Node] = set()  # nodes for which inputs of one row must be repeated
+        self.kept: list[Cached] = []
+        self.plans: dict[Any, Any] = {}
+        self.in_full: set[Node] = set()  # nodes for which inputs of one row must be repeated
         self.order = self._needed()
-        self.reach: Dict[Node, int] = {}  # of values that windows read
-        self.filters: Dict[Node, Optional[Filter]] = {}
-        held: Dict[Union[Node, Tail], None] = {}
+        self.reach: dict[Node, int] = {}  # of values that windows read
+        self.filters: dict[Node, Filter | None] = {}
+        held: dict[Node | Tail, None] = {}
         for node in self.order:
             step = self.steps[node]
             if isinstance(step, Window):
                 self.reach[step.root] = max(step.reach, self.reach.get(step.root, 0))
                 self.filters[node] = filter_of(properties, node, step)
                 held.setdefault(Tail(step.root))
-            elif isinstance(step, Recurrent) or isinstance(step, Running) and properties.causal:
+            elif isinstance(step, Recurrent) or (isinstance(step, Running) and properties.causal):
                 held.setdefault(node)
         self.states = list(held)  # in the order of the nodes that read them
         # What a query without keys gives may be NaN, whose products with weights of 0 are NaN.
@@ -142,9 +142,9 @@ class Calls(torch.nn.Module):
         self.caches = self._described() if properties.causal else []
         self.selected = self._last_mixed() if properties.causal else None
 
-    def _needed(self) -> List[Node]:
+    def _needed(self) -> list[Node]:
         """Return the nodes that a call computes. Finds caches and plans."""
-        needed: Dict[Node, List[Cached]] = {}  # with the caches that they read
+        needed: dict[Node, list[Cached]] = {}  # with the caches that they read
         left = [self.values.out]
         while left:
             node = left.pop()
@@ -173,7 +173,7 @@ class Calls(torch.nn.Module):
         self.kept = list(dict.fromkeys(cached for node in order for cached in needed[node]))
         return order
 
-    def _is_key(self, node: Node, read: Optional[Roles]) -> bool:
+    def _is_key(self, node: Node, read: Roles | None) -> bool:
         """Return whether a value at queries is read at keys."""
         own = self.steps[node].roles
         return read is not None and "K" in tokens(read) and "K" not in tokens(own)
@@ -225,7 +225,7 @@ class Calls(torch.nn.Module):
 
     def _hold_weights(self) -> None:
         """Register the constants of the graph, and what is computed from them alone."""
-        self.weight_names: Dict[Node, str] = {}
+        self.weight_names: dict[Node, str] = {}
         read = {other for node in self.order for other in inputs_of(node)}
         read |= set().union(*(self._read_by(plan) for plan in self.plans.values()), set())
         decays = {n.args[3] for n in self.order if isinstance(self.steps[n], Recurrent)}
@@ -243,7 +243,7 @@ class Calls(torch.nn.Module):
             self.weight_names[node] = name
         self.operators.given = self.given
 
-    def _read_by(self, plan: Any) -> Set[Node]:
+    def _read_by(self, plan: Any) -> set[Node]:
         """Return the nodes that a plan reads, with those of the plans within it."""
         found = set(inputs_of(plan.node)) if hasattr(plan, "node") else set()
         inner = [getattr(plan, "inside", None), *getattr(plan, "inputs", ())]
@@ -264,10 +264,10 @@ class Calls(torch.nn.Module):
             return self.values.call(node, inputs, self.values.counts)
         return self.values.of.get(node)
 
-    def _described(self) -> List[Cache]:
+    def _described(self) -> list[Cache]:
         """Return the caches, by the attention that reads them."""
         attends = [step for step in map(self.steps.get, self.order) if isinstance(step, Attend)]
-        names: Dict[Cached, Tuple[int, str]] = {}
+        names: dict[Cached, tuple[int, str]] = {}
         for layer, step in enumerate(attends):
             names.setdefault(step.key, (layer, "key"))
             names.setdefault(step.value, (layer, "value"))
@@ -288,7 +288,7 @@ class Calls(torch.nn.Module):
                 found.append(Cache(layer, f"total{number}", 1, 2, width))
         return found
 
-    def _last_mixed(self) -> Optional[Node]:
+    def _last_mixed(self) -> Node | None:
         """Return the value [B,Q,E] of which tokens without requested logits can be dropped: between
         it and the output, all operators act on each token alone. Of these values the smallest, and
         of equal ones the last, so that the operators of a norm stay together.
@@ -314,7 +314,7 @@ class Calls(torch.nn.Module):
 
     # A call
 
-    def forward(self, call: Call, index: Optional[Tensor] = None) -> Tuple[Tensor, List[Tensor]]:
+    def forward(self, call: Call, index: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
         """Return the output of the tokens of a call, or of those at index [B,R], and new states."""
         for node in self.order:
             call.values[node] = self._compute(node, call)
@@ -325,7 +325,7 @@ class Calls(torch.nn.Module):
         present += [call.cached[held] for held in self.states]
         return call.values[self.values.out], present
 
-    def _new(self, cached: Cached, values: Dict[Node, Any], counts: Any) -> Tensor:
+    def _new(self, cached: Cached, values: dict[Node, Any], counts: Any) -> Tensor:
         """Return the new tokens of a cached value as [B,S,N,D], without padding beside them."""
         node, roles = cached.node, self.steps[cached.node].roles
         order = list(cached.order or by_token(roles))
@@ -441,7 +441,7 @@ class Calls(torch.nn.Module):
         reads_lost = self._run(node, step, lost, apart, call).gt(0)
         return torch.where(reads_lost, torch.full((), math.nan, dtype=y.dtype), y)
 
-    def _inputs(self, node: Node, step: Any, call: Call) -> Tuple[List[Any], List[Any]]:
+    def _inputs(self, node: Node, step: Any, call: Call) -> tuple[list[Any], list[Any]]:
         """Return what an operator reads, and of each input "first" if it has rows first, its roles
         if it has rows among them, or None.
         """
@@ -475,7 +475,7 @@ class Calls(torch.nn.Module):
             apart.append(of_rows)
         return inputs, apart
 
-    def _run(self, node: Node, step: Any, inputs: List[Any], apart: List[Any], call: Call) -> Any:
+    def _run(self, node: Node, step: Any, inputs: list[Any], apart: list[Any], call: Call) -> Any:
         """Run an operator on what it reads, by rows if that has values of positions."""
         counts = call.counts
         if "first" not in apart:
@@ -555,7 +555,7 @@ class Calls(torch.nn.Module):
         y, call.cached[node] = call.ops.gated_delta(q, k, v, decay, rate, self._past(node, call))
         return y
 
-    def _past(self, held: Union[Node, Tail], call: Call) -> Tensor:
+    def _past(self, held: Node | Tail, call: Call) -> Tensor:
         """Return the state of a recurrence or a window before a call."""
         return call.states[len(self.kept) + self.states.index(held)]
 

@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Mapping
-from typing import Any, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Iterator, Sequence
 
 import sympy
 import torch
@@ -36,10 +36,10 @@ def capture(
     example: Any,
     max_positions: int,
     *,
-    positions: Optional[str] = None,
+    positions: str | None = None,
     axes: int = 0,
     causal: bool = True,
-    output: Union[None, int, str] = None,
+    output: int | str | None = None,
     memory: int = 0,
 ) -> Capture:
     """Trace a module, which is not modified.
@@ -85,9 +85,9 @@ def _captured(
     untouched: OneTensor,
     x: Tensor,
     most: int,
-    remedies: List[str],
+    remedies: list[str],
     causal: bool,
-    layers: Optional[LayersOnce] = None,
+    layers: LayersOnce | None = None,
 ) -> Capture:
     """Trace a module. plain: after a call with as many tokens as it may get; untouched: before that
     call. layers: finds layers that are alike, which are traced once.
@@ -132,7 +132,7 @@ def _captured(
     return result
 
 
-def _regions(program: torch.export.ExportedProgram, least: int) -> List[str]:
+def _regions(program: torch.export.ExportedProgram, least: int) -> list[str]:
     """Return a phrase for each part of the module's code that the graph leaves out."""
     found = ["regions with autocast or gradients off are part of the graph"]
     if not any("wrap_with" in str(node.target) for node in program.graph.nodes):
@@ -154,7 +154,7 @@ def _input(example: Any, max_positions: int) -> Tensor:
     return x.detach().clone()
 
 
-def _check_arguments(module: nn.Module, positions: Optional[str], axes: int, more: int) -> None:
+def _check_arguments(module: nn.Module, positions: str | None, axes: int, more: int) -> None:
     known = inspect.signature(module.forward).parameters
     if not 0 <= axes <= MOST_AXES:
         raise Refused(f"expected axes of 0 to {MOST_AXES}, got {axes}")
@@ -184,7 +184,7 @@ def _half_precision(module: nn.Module) -> str:
 
 
 def _one_tensor(
-    plain: OneTensor, forms: Sequence[Tuple[int, ...]], output: Union[None, int, str], x: Tensor
+    plain: OneTensor, forms: Sequence[tuple[int, ...]], output: int | str | None, x: Tensor
 ) -> OneTensor:
     """Return the module with the place of its output, found in a call whose number of rows differs
     from that of tokens. forms: values to try for OneTensor.before.
@@ -205,7 +205,7 @@ def _one_tensor(
     raise AssertionError("a call returns or raises")
 
 
-def _path(value: Any, x: Tensor, output: Union[None, int, str]) -> Path:
+def _path(value: Any, x: Tensor, output: int | str | None) -> Path:
     """Return the place of the first tensor with an axis of tokens, or else of one token."""
     found = every = dict(_tensors(value))
     if output is not None:
@@ -228,12 +228,12 @@ def _path(value: Any, x: Tensor, output: Union[None, int, str]) -> Path:
     )
 
 
-def _tensors(value: Any, path: Path = ()) -> Iterator[Tuple[Path, Tensor]]:
+def _tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     """Yield the tensors that a forward returned, with their places."""
     if isinstance(value, Tensor):
         yield path, value
         return
-    items: Sequence[Tuple[Any, Any]] = ()
+    items: Sequence[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
         items = list(value.items())
     elif isinstance(value, (list, tuple)):
@@ -270,7 +270,7 @@ def _examples(x: Tensor, cleaned: Any, length: int) -> Tensor:
     return ids
 
 
-def _tables(cleaned: Any) -> List[Tensor]:
+def _tables(cleaned: Any) -> list[Tensor]:
     """Tables of which ids choose rows."""
     ids, found = cleaned.inputs[0], []
     for user in ids.users:
@@ -280,7 +280,7 @@ def _tables(cleaned: Any) -> List[Tensor]:
     return found
 
 
-def _compared(ids: Node) -> List[int]:
+def _compared(ids: Node) -> list[int]:
     """Return the ids that the module compares its input ids with."""
     aten = torch.ops.aten
     users = (user for user in ids.users if user.target in (aten.eq.Scalar, aten.ne.Scalar))

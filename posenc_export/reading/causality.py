@@ -1,7 +1,7 @@
 """Whether a module is a function of each token and those before, by numbers on the module."""
 
 import bisect
-from typing import Any, Collection, List, Mapping, Sequence, Set, Tuple
+from typing import Any, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ def difference(a: Tensor, b: Tensor) -> float:
     return float(off.nan_to_num(nan=float("inf")).max()) if off.numel() else 0.0
 
 
-def findings(capture: Capture) -> List[str]:
+def findings(capture: Capture) -> list[str]:
     """Return a phrase for each fault that prevents computing the module in calls: rows act on each
     other, later tokens on earlier ones, or outputs depend on more than tokens and positions.
     """
@@ -60,7 +60,7 @@ def _random(node: Node) -> bool:
     )  # dropout in eval
 
 
-def _rows(capture: Capture, x: Tensor, y: Tensor) -> List[str]:
+def _rows(capture: Capture, x: Tensor, y: Tensor) -> list[str]:
     alone = [capture.own(x[i : i + 1]) for i in range(len(x))]
     apart = torch.cat(alone)
     off = difference(apart, y)
@@ -83,7 +83,7 @@ def _changed(x: Tensor) -> Tensor:
     return known[(torch.searchsorted(known, x) + 1) % len(known)]
 
 
-def _later_tokens(capture: Capture, x: Tensor) -> List[str]:
+def _later_tokens(capture: Capture, x: Tensor) -> list[str]:
     """Return a phrase if later tokens change earlier outputs. Tokens are changed from each place on
     at the length of the examples, and from some places on in a longer sequence.
     """
@@ -176,7 +176,7 @@ def _longest(capture: Capture) -> int:
     return affordable(20 * capture.weights, min(capture.max_positions, LONGEST))
 
 
-def probes(capture: Capture) -> List[int]:
+def probes(capture: Capture) -> list[int]:
     """Return lengths at which a module is compared with its output for more tokens: powers of two,
     and both sides of every number that it compares a length with.
     """
@@ -203,7 +203,7 @@ def same_at_every_length(capture: Capture) -> bool:
     return all(same(capture.own(x[:, :n])[:, -1], whole[:, n - 1]) for n in shorter)
 
 
-def _lengths(capture: Capture, more: Sequence[int]) -> Tuple[List[str], Set[int]]:
+def _lengths(capture: Capture, more: Sequence[int]) -> tuple[list[str], set[int]]:
     """Compare outputs of the first n tokens alone with those of a whole sequence, for n in probes
     and `more`. Return a phrase for each fault, and the lengths that the module takes.
     """

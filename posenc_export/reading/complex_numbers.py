@@ -1,6 +1,6 @@
 """Complex numbers of a graph as pairs of real ones, which every target has."""
 
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch.fx.node import map_aggregate, map_arg
 from posenc_export.reading.refused import refuse
 
 aten = torch.ops.aten
-Pair = Tuple[Any, Any]  # nodes of the real and of the imaginary part
+Pair = tuple[Any, Any]  # nodes of the real and of the imaginary part
 # Operators that act on each part alone. Products do if one of their factors is real.
 _LINEAR = set(
     """reshape permute transpose unsqueeze squeeze expand slice select index cat neg sum stack
@@ -20,7 +20,7 @@ _LINEAR = set(
 _PRODUCTS = {"mul", "matmul", "mm", "bmm", "einsum"}
 
 
-def real_numbers(graph: Graph, constants: Dict[Node, Tensor]) -> None:
+def real_numbers(graph: Graph, constants: dict[Node, Tensor]) -> None:
     """Replace complex values of a graph by their parts. Refused: an unknown operator reads one."""
     _Parts(graph, constants).replace()
 
@@ -34,13 +34,13 @@ def is_complex(node: Any) -> bool:
 class _Parts:
     """parts: of each complex node."""
 
-    def __init__(self, graph: Graph, constants: Dict[Node, Tensor]) -> None:
+    def __init__(self, graph: Graph, constants: dict[Node, Tensor]) -> None:
         self.graph, self.constants = graph, constants
-        self.parts: Dict[Node, Pair] = {}
+        self.parts: dict[Node, Pair] = {}
         self.at: Node = next(iter(graph.nodes))  # the node that is replaced
 
     def replace(self) -> None:
-        replaced: List[Node] = []
+        replaced: list[Node] = []
         for node in list(self.graph.nodes):
             takes = any(is_complex(a) for a in node.all_input_nodes)
             if node.op == "output" and takes:

@@ -5,7 +5,7 @@ casts to smaller dtypes give float64. What depends on the length alone, such as 
 masks and biases, is computed in the module's own dtypes, since these numbers are data.
 """
 
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -38,12 +38,12 @@ class Exact(Tensor):
         cls,
         function: Any,
         types: Any,
-        arguments: Tuple[Any, ...] = (),
-        named: Optional[Dict[str, Any]] = None,
+        arguments: tuple[Any, ...] = (),
+        named: dict[str, Any] | None = None,
     ) -> Any:
         """Compute an operator of aten on the float64 numbers of its arguments."""
         named = dict(named or {})
-        flat: List[Any] = tree_flatten((arguments, named))[0]
+        flat: list[Any] = tree_flatten((arguments, named))[0]
         tensors = [value for value in flat if isinstance(value, Tensor)]
         if function._schema.is_mutable and not isinstance(arguments[0], Exact):
             # A tensor of the module's own code receives the numbers in its dtype.
@@ -86,7 +86,7 @@ def _as_seen(value: Any) -> Any:
     return value.numbers.to(value.dtype) if isinstance(value, Exact) else value
 
 
-def _seen(tensors: List[Tensor]) -> torch.dtype:
+def _seen(tensors: list[Tensor]) -> torch.dtype:
     """Return the dtype that the module sees for a result: the common dtype of its arguments.
     Arguments without axes only count if there are no others.
     """

@@ -1,6 +1,6 @@
 """Causal filters: windows that sum up the last tokens of each channel with constant weights."""
 
-from typing import List, NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,15 +26,15 @@ class Filter(NamedTuple):
     """
 
     weight: Node
-    bias: Optional[Node]
+    bias: Node | None
 
 
-def by_token(roles: Roles) -> List[int]:
+def by_token(roles: Roles) -> list[int]:
     """Return the factors of a value in the order rows, tokens, then constant ones."""
     return [kinds(roles).index("B"), kinds(roles).index("Q"), *constants(roles)]
 
 
-def filter_of(properties: Properties, end: Node, step: Window) -> Optional[Filter]:
+def filter_of(properties: Properties, end: Node, step: Window) -> Filter | None:
     """Return the filter that gives the numbers of a window, or None for more than MOST weights."""
     values, root, reach, roles = properties.values, step.root, step.reach, step.roles
     inside, counts = values.of[root], values.counts
@@ -52,7 +52,7 @@ def filter_of(properties: Properties, end: Node, step: Window) -> Optional[Filte
     weights = answer.flip(0).T  # [C,r+1]
     held = dict.fromkeys(a for n in step.region for a in inputs_of(n) if values.kind[a] == "const")
 
-    def constant(numbers: Tensor) -> Optional[Node]:
+    def constant(numbers: Tensor) -> Node | None:
         of = {node: values.of[node] for node in held if isinstance(values.of[node], Tensor)}
         alike = (node for node, value in of.items() if value.numel() == numbers.numel())
         return next((n for n in alike if same(of[n].reshape(numbers.shape), numbers)), None)

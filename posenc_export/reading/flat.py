@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Mapping
 
 import torch
 from torch import Tensor, library
@@ -54,7 +54,7 @@ def _stand_in(name: str) -> Any:
     return getattr(_OF, name).default
 
 
-OPERATIONS: Dict[Any, Any] = {_stand_in(name): getattr(ops, name) for name in STANDING}
+OPERATIONS: dict[Any, Any] = {_stand_in(name): getattr(ops, name) for name in STANDING}
 OPERATIONS |= {experts.RUN: ops.weighted_experts, scores.SUFFIX_SUM: ops.suffix_sum}
 
 
@@ -89,15 +89,15 @@ class _Traced(torch.nn.Module):
         positions: Tensor,
         key_positions: Tensor,
         write_index: Tensor,
-        states: List[Tensor],
-        index: Optional[Tensor] = None,
-        coordinates: Optional[Tensor] = None,
-    ) -> Tuple[Tensor, List[Tensor]]:
+        states: list[Tensor],
+        index: Tensor | None = None,
+        coordinates: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
         operations: Any = StandIns(key_positions) if torch.compiler.is_exporting() else ops
         places, kept = (positions, key_positions, self.last), len(self.calls.caches)
         given = (states[:kept], coordinates, states[kept:])
         call = Call(operations, *places, self.calls.after, x, write_index, *given)
-        result: Tuple[Tensor, List[Tensor]] = self.calls(call, index)
+        result: tuple[Tensor, list[Tensor]] = self.calls(call, index)
         return result
 
 
@@ -125,7 +125,7 @@ def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> Gra
     # Without causality, keys are the call's.
     count, keys = (SLOTS, slots) if calls.properties.causal else (NEW, new)
     key_positions = torch.arange(count) + torch.arange(ROWS)[:, None]
-    given: Dict[str, Tuple[Any, Any]] = {  # with the axes that are free
+    given: dict[str, tuple[Any, Any]] = {  # with the axes that are free
         "x": (x, per_token),
         "positions": (positions, per_token),
         "key_positions": (key_positions, {0: rows, 1: keys}),
@@ -155,7 +155,7 @@ def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> Gra
 
 
 def _exported(
-    traced: _Traced, arguments: Dict[str, Any], shapes: Dict[str, Any]
+    traced: _Traced, arguments: dict[str, Any], shapes: dict[str, Any]
 ) -> torch.export.ExportedProgram:
     """Trace calls. Guards that torch cannot prove, mostly on strides, are not checked here, but by
     `_check_calls` of read.py.
@@ -177,7 +177,7 @@ def _exported(
     raise Refused(f"has an operator that takes one number of tokens alone: {text}") from said
 
 
-def _named(calls: Calls, names: Mapping[Node, str]) -> Dict[str, str]:
+def _named(calls: Calls, names: Mapping[Node, str]) -> dict[str, str]:
     """Return names of weights and tables in the flat graph, by their names in the calls."""
     found = {f"lengths.{name}": f"tables.{name}" for name, _ in calls.lengths.named_buffers()}
     for node, name in calls.weight_names.items():
@@ -190,8 +190,8 @@ def _without_stand_ins(
 ) -> GraphModule:
     """Return the graph with weights as attributes and the operations of posenc_export.ops."""
     inside, graph, root = held_by(program), Graph(), dict[str, Any]()
-    known: Dict[Node, Node] = {}
-    sizes: Dict[str, Tuple[Node, int]] = {}  # the first input that has a size, and its axis
+    known: dict[Node, Node] = {}
+    sizes: dict[str, tuple[Node, int]] = {}  # the first input that has a size, and its axis
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name not in inside:
             for axis, size in enumerate(node.meta["val"].shape):

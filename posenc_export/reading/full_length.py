@@ -1,7 +1,7 @@
 """A call with as many tokens as a module may get. Tables of the module grow, or show a limit."""
 
 import gc
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -47,8 +47,8 @@ class Unknown(Tensor):
         cls,
         function: Any,
         types: Any,
-        arguments: Tuple[Any, ...] = (),
-        named: Optional[Dict[str, Any]] = None,
+        arguments: tuple[Any, ...] = (),
+        named: dict[str, Any] | None = None,
     ) -> Any:
         """Compute the shapes of an operator of aten, and its numbers if it reads ids alone."""
         given = arguments, dict(named or {})
@@ -86,7 +86,7 @@ def _zeros(value: Any) -> Any:
     return torch.zeros(value.shape, dtype=value.dtype) if shape_alone else _numbers(value)
 
 
-def _without_numbers(plain: OneTensor, x: Tensor) -> Optional[OneTensor]:
+def _without_numbers(plain: OneTensor, x: Tensor) -> OneTensor | None:
     """Return a copy that was called with x, where only numbers that depend on lengths and ids were
     computed. None if the call raises, or if the copy keeps values that depend on the tokens.
     """

@@ -1,7 +1,7 @@
 """The graph of a trace in few kinds of nodes: attention as single operators, views as reshapes."""
 
 import operator
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, NamedTuple, Sequence
 
 import sympy
 import torch
@@ -39,9 +39,9 @@ class Cleaned(NamedTuple):
     """A graph and what its placeholders are; inputs: x, then what the module takes beside it."""
 
     graph: Graph
-    constants: Dict[Node, Tensor]
-    names: Dict[Node, str]
-    inputs: List[Node]
+    constants: dict[Node, Tensor]
+    names: dict[Node, str]
+    inputs: list[Node]
     output: Node
     rows: sympy.Symbol
     tokens: sympy.Symbol
@@ -118,7 +118,7 @@ def _chooses_last(node: Node, tokens: Any, program: ExportedProgram) -> bool:
     """Whether a node is x[:, -1], x[:, -1:] or x[:, [-1]] of a value with tokens at that axis."""
     source = node.args[0] if node.args else None
     shape = source.meta["val"].shape if isinstance(source, Node) and "val" in source.meta else ()
-    args: Tuple[Any, ...] = node.args
+    args: tuple[Any, ...] = node.args
     if node.target in (aten.slice.Tensor, aten.select.int):
         axis, start = args[1], args[2]
         start = start.meta["val"] if isinstance(start, Node) else start
@@ -148,9 +148,9 @@ def clean(program: ExportedProgram, tokens_moved: bool) -> Cleaned:
     results = results_of(graph)
     for written, name in zip(results, signature.buffers_to_mutate.values(), strict=False):
         refuse(written, f"writes to the buffer {without_wrapper(name)}, a state that no call keeps")
-    constants: Dict[Node, Tensor] = {}
-    names: Dict[Node, str] = {}
-    inputs: List[Node] = []
+    constants: dict[Node, Tensor] = {}
+    names: dict[Node, str] = {}
+    inputs: list[Node] = []
     held = held_by(program)
     for node in list(graph.nodes):
         if node.op == "get_attr":
@@ -232,7 +232,7 @@ def _tokens_second(graph: Graph, rows: sympy.Symbol, tokens: sympy.Symbol) -> No
         result.replace_all_uses_with(turned, lambda user: user is not turned)
 
 
-def results_of(graph: Graph) -> List[Node]:
+def results_of(graph: Graph) -> list[Node]:
     """Return the values that a graph returns."""
     output = next(n for n in graph.nodes if n.op == "output")
     return list(output.args[0])  # type: ignore[arg-type]
@@ -252,7 +252,7 @@ def _reshaped(graph: Graph) -> None:
             node.target = aten.reshape.default
         elif node.target is aten.view_as.default:
             x, other = node.args
-            sizes: List[Any] = []
+            sizes: list[Any] = []
             for axis, size in enumerate(other.meta["val"].shape):
                 if isinstance(size, torch.SymInt):
                     with graph.inserting_before(node):
@@ -303,7 +303,7 @@ def _is_spread(x: Node, counts: Sequence[Any]) -> bool:
     """Whether x.repeat(counts) repeats axes of one entry alone."""
     sizes = [1] * (len(counts) - x.meta["val"].dim()) + [*x.meta["val"].shape]
     pairs = zip(sizes, counts, strict=True)
-    return all(count == 1 or isinstance(size, int) and size == 1 for size, count in pairs)
+    return all(count == 1 or (isinstance(size, int) and size == 1) for size, count in pairs)
 
 
 def _chosen_by_masks(graph: Graph) -> None:
@@ -312,7 +312,7 @@ def _chosen_by_masks(graph: Graph) -> None:
     """
     if not any(free_unbacked_symbols(node.meta.get("val")) for node in graph.nodes):
         return
-    changed: Set[Node] = set()
+    changed: set[Node] = set()
     for node in [node for node in graph.nodes if node.op == "call_function"]:
         chosen = node.args[1] if node.target in (aten.index.Tensor, aten.index_put.default) else []
         mask = chosen[0] if isinstance(chosen, (list, tuple)) and len(chosen) == 1 else None
@@ -375,7 +375,7 @@ def _is_turned(node: Any) -> bool:
     return turned.shape == (2, 1)
 
 
-def _summed_from_the_end(node: Node) -> Optional[Node]:
+def _summed_from_the_end(node: Node) -> Node | None:
     """Return x if a node is x.flip(-1).cumsum(-1).flip(-1)."""
     nodes = [node]
     for target in (aten.flip.default, aten.cumsum.default, aten.flip.default):
@@ -403,12 +403,12 @@ def _whole_slice(node: Node) -> bool:
     return start in (0, None) and end in (END, None)
 
 
-def row_numbers(x: Node, length: int) -> List[int]:
+def row_numbers(x: Node, length: int) -> list[int]:
     """Numbers of rows on both sides of each number that guards of the trace compare them with, for
     sequences of a length.
     """
     rows, tokens = (symbol_of(size) for size in x.meta["val"].shape[:2])
-    found: Set[int] = set()
+    found: set[int] = set()
     for expr in (guard.expr for guard in x.meta["val"].fake_mode.shape_env.guards):
         if rows in expr.free_symbols:
             each = length if tokens in expr.free_symbols else 1
@@ -417,11 +417,11 @@ def row_numbers(x: Node, length: int) -> List[int]:
     return sorted(n for n in found if n > 1)
 
 
-def length_numbers(graph: Graph, x: Node) -> List[int]:
+def length_numbers(graph: Graph, x: Node) -> list[int]:
     """Return the numbers above 1 with which the module compares, bounds or divides lengths and
     positions, from guards of the trace and nodes that depend on the length alone.
     """
-    found: Set[int] = set()
+    found: set[int] = set()
     fake = x.meta["val"]
     for guard in fake.fake_mode.shape_env.guards:
         found |= {int(n) for n in guard.expr.atoms(sympy.Integer)}

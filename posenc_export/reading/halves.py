@@ -7,7 +7,7 @@ of positions keep their numbers.
 
 import copy
 import operator
-from typing import Any, Collection, Dict, List, Optional, Set
+from typing import Any, Collection
 
 import torch
 from torch.fx import Graph, Node
@@ -21,7 +21,7 @@ PRODUCTS = {aten.linear, aten.matmul, aten.mm, aten.bmm, aten.addmm, aten.einsum
 # whose weight may not, stays in float32 with its bias.
 BIAS = {aten.linear: slice(2, None), aten.addmm: slice(1)}
 # Which arguments of a semantic operation have the dtype of activations.
-OPERANDS: Dict[Any, List[int]] = {
+OPERANDS: dict[Any, list[int]] = {
     ops.append: [0, 1],
     ops.attend: [0, 1, 2, 3, 7],
     ops.attention_mask: [3],
@@ -34,7 +34,7 @@ KEEPING = LAYOUT | {
 }  # fmt: skip
 
 
-def rounded_weights(graph: Graph, trained: Collection[str]) -> Set[str]:
+def rounded_weights(graph: Graph, trained: Collection[str]) -> set[str]:
     """Return the names of the weights that products read. trained: those that may be rounded."""
     read = (one for node in graph.nodes for one in _operands(node, trained))
     return {name for name in (_weight(one, trained) for one in read) if name is not None}
@@ -45,8 +45,8 @@ def in_half(graph: Graph, dtype: torch.dtype, trained: Collection[str]) -> Graph
     The caller casts the weights that `rounded_weights` returns for `trained`.
     """
     graph, rounded = copy.deepcopy(graph), rounded_weights(graph, trained)
-    half: Set[Node] = set()
-    casts: Dict[Any, Node] = {}
+    half: set[Node] = set()
+    casts: dict[Any, Node] = {}
 
     def cast(node: Node, to_half: bool, reader: Node) -> Node:
         if not _floats(node) or (node in half) == to_half:
@@ -76,7 +76,7 @@ def _floats(node: Node) -> bool:
     return node.meta.get("dtype") is torch.float32
 
 
-def _operands(node: Node, trained: Collection[str]) -> List[Node]:
+def _operands(node: Node, trained: Collection[str]) -> list[Node]:
     """Return the inputs of a node that are read in half precision."""
     if packet(node) in PRODUCTS:
         inputs = [one for one in node.all_input_nodes if _floats(one)]
@@ -87,7 +87,7 @@ def _operands(node: Node, trained: Collection[str]) -> List[Node]:
     return [one for one in read if isinstance(one, Node)]
 
 
-def _weight(node: Node, trained: Collection[str]) -> Optional[str]:
+def _weight(node: Node, trained: Collection[str]) -> str | None:
     """Return the name of a weight from a node that has it, perhaps rearranged; None for others."""
     while packet(node) in KEEPING and len(node.all_input_nodes) == 1:
         node = node.all_input_nodes[0]

@@ -4,7 +4,7 @@ import itertools
 import operator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 from unittest import mock
 
 import torch
@@ -30,7 +30,7 @@ class _Numbers(TorchDispatchMode):
     def __init__(self, x: Tensor) -> None:
         super().__init__()
         self.of_data = {id(x): x}  # which lives as long as its id counts
-        self.found: List[Any] = []
+        self.found: list[Any] = []
         self.depends = False
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -73,14 +73,14 @@ class Trace(NamedTuple):
     """
 
     graph: Graph
-    names: Dict[str, str]
-    held: Dict[str, Tensor]
+    names: dict[str, str]
+    held: dict[str, Tensor]
 
 
 @contextmanager
 def _with_layers(plain: OneTensor) -> Iterator[None]:
     """Within the context, nodes of a trace have the names of the layers around them."""
-    stack: Dict[str, Tuple[str, type]] = {}
+    stack: dict[str, tuple[str, type]] = {}
 
     def noted(name: str, begins: bool, layer: nn.Module, *_: Any) -> None:
         stack.pop(name, None)
@@ -94,7 +94,7 @@ def _with_layers(plain: OneTensor) -> Iterator[None]:
         yield
 
 
-def traced_at(plain: OneTensor, inputs: Tuple[Tensor, ...]) -> Trace:
+def traced_at(plain: OneTensor, inputs: tuple[Tensor, ...]) -> Trace:
     """Trace a module for inputs of fixed sizes. ValueError: it writes into values of others."""
     copied = plain.copied()
     with ExitStack() as stack:
@@ -125,11 +125,11 @@ class Joined(nn.Module):
         ValueError: the graphs differ in something else.
     """
 
-    def __init__(self, traces: Sequence[Trace], sizes: Sequence[Tuple[int, int]]) -> None:
+    def __init__(self, traces: Sequence[Trace], sizes: Sequence[tuple[int, int]]) -> None:
         super().__init__()
         self.module = _Union(traces, sizes).module
 
-    def forward(self, x: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         inputs = (x,) if positions is None else (x, positions)
         with torch.fx.traceback.preserve_node_meta():
             result: Tensor = Interpreter(self.module).run(*inputs)
@@ -139,14 +139,14 @@ class Joined(nn.Module):
 class _Union:
     """The graph of Joined, as `module`."""
 
-    def __init__(self, traces: Sequence[Trace], sizes: Sequence[Tuple[int, int]]) -> None:
+    def __init__(self, traces: Sequence[Trace], sizes: Sequence[tuple[int, int]]) -> None:
         self.traces, self.sizes, self.graph = traces, sizes, Graph()
         nodes = [list(trace.graph.nodes) for trace in traces]
         if len({str([(n.op, n.target) for n in each if n.op[0] == "c"]) for each in nodes}) > 1:
             raise ValueError("traces differ in their operators")
         self.places = [{node: place for place, node in enumerate(each)} for each in nodes]
-        self.known: Dict[Node, Any] = {}
-        self.root: Dict[str, Tensor] = {}
+        self.known: dict[Node, Any] = {}
+        self.root: dict[str, Tensor] = {}
         for alike in zip(*nodes, strict=True):
             node = alike[0]
             if node.op == "placeholder":
@@ -173,7 +173,7 @@ class _Union:
         node, flat = alike[0], [pytree.tree_flatten((n.args, n.kwargs)) for n in alike]
         if any(spec != flat[0][1] for _, spec in flat):
             raise ValueError("traces differ in their arguments")
-        leaves: List[Any] = []
+        leaves: list[Any] = []
         for values in zip(*(own for own, _ in flat), strict=True):
             if not isinstance(values[0], Node):
                 leaves.append(self._number(values))

@@ -15,7 +15,7 @@ import types
 from collections import Counter, deque
 from collections.abc import MutableSequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Collection, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Collection, Iterator, NamedTuple, Sequence
 from unittest import mock
 
 import torch
@@ -32,9 +32,9 @@ class _Call(NamedTuple):
     """A call of a layer: the leaves of its arguments and of its results, and their structures."""
 
     name: str
-    read: List[Any]
+    read: list[Any]
     form: Any
-    given: List[Any]
+    given: list[Any]
     returns: Any
 
     def __deepcopy__(self, memo: Any) -> "_Call":
@@ -43,7 +43,7 @@ class _Call(NamedTuple):
 
 
 _Calls = MutableSequence[_Call]
-_Mark = Callable[[List[Any], str, str], List[Any]]  # of leaves, the part and the name of a layer
+_Mark = Callable[[list[Any], str, str], list[Any]]  # of leaves, the part and the name of a layer
 
 
 class LayersOnce:
@@ -59,14 +59,14 @@ class LayersOnce:
     """
 
     def __init__(self, module: nn.Module, numbered: bool = False) -> None:
-        self.templates: Dict[str, str] = {}
-        self.indices: List[str] = []
+        self.templates: dict[str, str] = {}
+        self.indices: list[str] = []
         for name, part in module.named_modules():
             if isinstance(part, (nn.ModuleList, nn.Sequential)):
                 layers = {f"{name}.{key}".lstrip("."): one for key, one in part.named_children()}
                 self._add(layers, _contents_of([*layers.values()]), numbered)
 
-    def _add(self, layers: Dict[str, nn.Module], contents: Sequence[Any], by: bool) -> None:
+    def _add(self, layers: dict[str, nn.Module], contents: Sequence[Any], by: bool) -> None:
         names = [*layers]
         for index, content in enumerate(contents):
             for i in (i for i in range(index) if names[i] not in self.templates):
@@ -90,7 +90,7 @@ class LayersOnce:
     @contextmanager
     def marked(self, module: nn.Module) -> Iterator[None]:
         """Replace forward of layers of the module, or a copy of it, within the context."""
-        calls: Dict[str, List[_Call]] = {name: [] for name in self.templates.values()}
+        calls: dict[str, list[_Call]] = {name: [] for name in self.templates.values()}
         with ExitStack() as stack:
             for name in (*calls, *self.templates):
                 held = module.get_submodule(name)
@@ -143,7 +143,7 @@ def _passed_on(calls: _Calls, name: str, own: Callable[..., Any], *args: Any, **
     return pytree.tree_unflatten(given, calls[0].returns)
 
 
-def _edged(leaves: List[Any], part: str, name: str) -> List[Any]:
+def _edged(leaves: list[Any], part: str, name: str) -> list[Any]:
     """Return leaves whose first tensor passes through EDGE, with a part and a name of a layer
     (ops/layers.py). Leaves without a tensor stay as they are, and those whose first tensor has no
     floating-point numbers.
@@ -154,7 +154,7 @@ def _edged(leaves: List[Any], part: str, name: str) -> List[Any]:
     return _exchanged(leaves, [EDGE(tensors[0], part, name), *tensors[1:]])
 
 
-def _passes(first: _Call, read: List[Any]) -> bool:
+def _passes(first: _Call, read: list[Any]) -> bool:
     """Whether a layer is called as the first of its kind but for one tensor, which is like its
     result.
     """
@@ -169,7 +169,7 @@ def _passes(first: _Call, read: List[Any]) -> bool:
     return all(equal) and all(y.is_floating_point() for y in results)
 
 
-def _marked(held: nn.Module, calls: _Calls, leaves: List[Any], part: str, name: str) -> List[Any]:
+def _marked(held: nn.Module, calls: _Calls, leaves: list[Any], part: str, name: str) -> list[Any]:
     """Return leaves behind a mark with the number of the call, which also reads the weights."""
     tensors = _tensors(leaves)
     read = tensors + _weights(held) if part == BEGIN else tensors
@@ -188,17 +188,17 @@ def _again(held: nn.Module, calls: _Calls, own: Callable[..., Any], *args: Any, 
     return pytree.tree_unflatten(given, first.returns)
 
 
-def _tensors(leaves: List[Any]) -> List[Tensor]:
+def _tensors(leaves: list[Any]) -> list[Tensor]:
     return [value for value in leaves if isinstance(value, Tensor)]
 
 
-def _weights(held: nn.Module) -> List[Tensor]:
+def _weights(held: nn.Module) -> list[Tensor]:
     """Return parameters and buffers by all of their names."""
     named = held.named_parameters, held.named_buffers
     return [tensor for of in named for _, tensor in of(remove_duplicate=False)]
 
 
-def _exchanged(leaves: List[Any], by: List[Tensor]) -> List[Any]:
+def _exchanged(leaves: list[Any], by: list[Tensor]) -> list[Any]:
     """Return leaves with other tensors."""
     tensors = iter(by)
     return [next(tensors) if isinstance(value, Tensor) else value for value in leaves]
@@ -212,7 +212,7 @@ def _exchangeable(first: Any, second: Any) -> bool:
         fixed = ([n if isinstance(n, int) else None for n in x.shape] for x in (first, second))
         return first.dtype == second.dtype and next(fixed) == next(fixed)
     plain = type(first) is type(second) and type(first) in PLAIN
-    return first is second or plain and bool(first == second)
+    return first is second or (plain and bool(first == second))
 
 
 class _Index:
@@ -247,7 +247,7 @@ class _Content(pickle.Pickler):
     """
 
     def __init__(self, held: nn.Module, shared: Collection[int]) -> None:
-        self.numbers: List[int] = []
+        self.numbers: list[int] = []
         self.shared, self.weights = shared, {id(weight) for weight in _weights(held)}
         written = io.BytesIO()
         super().__init__(written)
@@ -284,11 +284,11 @@ class _Content(pickle.Pickler):
         return NotImplemented
 
 
-def _contents_of(layers: Sequence[nn.Module]) -> List[Optional[_Content]]:
+def _contents_of(layers: Sequence[nn.Module]) -> list[_Content | None]:
     """Return the content of each layer; None of one that holds what cannot be written."""
     owners = Counter(itertools.chain.from_iterable({*map(id, _weights(one))} for one in layers))
     shared = {tensor for tensor, count in owners.items() if count > 1}
-    found: List[Optional[_Content]] = []
+    found: list[_Content | None] = []
     for one in layers:
         try:
             found.append(_Content(one, shared))
@@ -307,7 +307,7 @@ def _numbers_that_differ(first: Any, second: Any, i: int, j: int, numbered: bool
     return len(pairs) if all(numbered and pair == (i, j) for pair in pairs) else -1
 
 
-def _where_they_differ(first: nn.Module, second: nn.Module) -> List[str]:
+def _where_they_differ(first: nn.Module, second: nn.Module) -> list[str]:
     """Return the names of attributes of two layers that hold other whole numbers."""
     parts = zip(first.named_modules(), second.modules(), strict=False)
     return [

@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -87,7 +87,7 @@ class ByPair:
 
     table: str
     by_distance: bool
-    axes: Tuple[int, int]
+    axes: tuple[int, int]
     roles: Roles
 
 
@@ -104,7 +104,7 @@ class Replay:
     """A plan that runs the operator itself on its inputs at the positions of a call."""
 
     node: Node
-    inputs: Tuple[Any, ...]
+    inputs: tuple[Any, ...]
     roles: Roles
 
 
@@ -128,18 +128,18 @@ class Call:
     key_positions: Tensor
     last: int
     after: int = 0
-    x: Optional[Tensor] = None
-    write_index: Optional[Tensor] = None
+    x: Tensor | None = None
+    write_index: Tensor | None = None
     states: Sequence[Tensor] = ()
-    coordinates: Optional[Tensor] = None
+    coordinates: Tensor | None = None
     memory: Sequence[Tensor] = ()
-    values: Dict[Node, Any] = field(default_factory=dict)
-    keys: Dict[Node, Tensor] = field(default_factory=dict)
-    cached: Dict[Any, Tensor] = field(default_factory=dict)
-    tails: Dict[Any, Tensor] = field(default_factory=dict)
-    lengths: Dict[int, Tuple[Tensor, bool]] = field(default_factory=dict)
-    waves: Dict[Tuple[str, str], Tensor] = field(default_factory=dict)
-    _around: Dict[int, Tuple[Tensor, Tensor]] = field(default_factory=dict)
+    values: dict[Node, Any] = field(default_factory=dict)
+    keys: dict[Node, Tensor] = field(default_factory=dict)
+    cached: dict[Any, Tensor] = field(default_factory=dict)
+    tails: dict[Any, Tensor] = field(default_factory=dict)
+    lengths: dict[int, tuple[Tensor, bool]] = field(default_factory=dict)
+    waves: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    _around: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rows, new = self.positions.shape
@@ -172,7 +172,7 @@ class Call:
         seen: Tensor = mask.squeeze(1).eq(0)
         return seen
 
-    def around_padding(self, count: int) -> Tuple[Tensor, Tensor]:
+    def around_padding(self, count: int) -> tuple[Tensor, Tensor]:
         """Return two indices. The first [B,n+S], into n earlier tokens followed by those of a call,
         puts padding in front of the tokens before the earlier ones. The second [B,n], into the
         result, selects the last n tokens. There is no padding between tokens.
@@ -204,7 +204,7 @@ class Lengths(torch.nn.Module):
         super().__init__()
         self.graph, self.operators, self.finds = values, operators, finds
         self.count = values.max_positions
-        self._plans: Dict[Any, Any] = {}
+        self._plans: dict[Any, Any] = {}
 
     # Plans
 
@@ -287,7 +287,7 @@ class Lengths(torch.nn.Module):
         self.register_buffer(name, value.detach().clone().contiguous())
         return name
 
-    def _replayed(self, node: Node, roles: Roles, of_tokens: List[Any]) -> Any:
+    def _replayed(self, node: Node, roles: Roles, of_tokens: list[Any]) -> Any:
         """Return a plan that runs the operator at pairs of positions, or None if it does not act
         on each pair alone.
         """
@@ -326,7 +326,7 @@ class Lengths(torch.nn.Module):
         value = split(self.graph.at(node, count), roles, {"B": 1, "Q": count, "K": count})
         return ByPair(self.table(value.movedim(axes, (0, 1)).contiguous()), False, axes, roles)
 
-    def _by_distance(self, node: Node, roles: Roles, by_pairs: Any) -> Optional[ByPair]:
+    def _by_distance(self, node: Node, roles: Roles, by_pairs: Any) -> ByPair | None:
         count, length = self.count, min(self.count, COMPARED)
         self._check_prefix(node, roles, (length, length // 2, 5))
         axes = kinds(roles).index("Q"), kinds(roles).index("K")
@@ -357,13 +357,13 @@ class Lengths(torch.nn.Module):
 
     # Values in a call
 
-    def value(self, plan: Any, call: Call) -> Tuple[Tensor, bool]:
+    def value(self, plan: Any, call: Call) -> tuple[Tensor, bool]:
         """Return a value at the positions of a call, and whether it has an axis of rows first."""
         if id(plan) not in call.lengths:
             call.lengths[id(plan)] = self._value(plan, call)
         return call.lengths[id(plan)]
 
-    def _value(self, plan: Any, call: Call) -> Tuple[Tensor, bool]:
+    def _value(self, plan: Any, call: Call) -> tuple[Tensor, bool]:
         counts = {**call.counts, "B": 1}
         if isinstance(plan, Fill):
             return plan.of(counts), False
@@ -387,12 +387,12 @@ class Lengths(torch.nn.Module):
             return triangle(x if has_rows else x.unsqueeze(0), plan.cut, call), True
         return self._replay(plan, call, counts)
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019 - lives as long as the tables
+    @functools.cache  # noqa: B019 - lives as long as the tables
     def _is_range(self, name: str) -> bool:
         table = self.get_buffer(name)
         return table.dim() == 1 and torch.equal(table, torch.arange(len(table)))
 
-    def _replay(self, plan: Replay, call: Call, counts: Counts) -> Tuple[Tensor, bool]:
+    def _replay(self, plan: Replay, call: Call, counts: Counts) -> tuple[Tensor, bool]:
         found = [
             (self.operators.given(other), False) if inner is None else self.value(inner, call)
             for inner, other in zip(plan.inputs, inputs_of(plan.node), strict=True)
@@ -444,7 +444,7 @@ def triangle(x: Tensor, cut: Cut, call: Call) -> Tensor:
     return torch.where(kept, x, torch.zeros((), dtype=x.dtype))
 
 
-def compared_pairs(count: int, every: bool) -> Iterator[Tuple[Tensor, Tensor]]:
+def compared_pairs(count: int, every: bool) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield positions of queries [1,n] and keys [1,m] whose pairs are compared: all pairs, or those
     of some tokens with all tokens, which show any query or key that differs, and with near ones.
     """

@@ -1,7 +1,7 @@
 """Operators of a graph on the values of a call, where rows have positions of their own."""
 
 import warnings
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class Operators:
     def __init__(self, values: Values) -> None:
         self.values = values
         self.given: Callable[[Node], Any] = values.of.get
-        self._stacked: Dict[Node, bool] = {}
+        self._stacked: dict[Node, bool] = {}
 
     def by_row(
         self,
@@ -89,7 +89,7 @@ def rows_in_place(x: Tensor, roles: Roles, counts: Counts) -> Tensor:
     rows = [factor.kind for factor in flat].index("B")
     if len(flat) == len(roles):
         return x.squeeze(rows + 1).movedim(0, rows)
-    sizes: List[Any] = [factor.size(counts) for i, factor in enumerate(flat) if i != rows]
+    sizes: list[Any] = [factor.size(counts) for i, factor in enumerate(flat) if i != rows]
     return x.reshape([counts["B"], *sizes]).movedim(0, rows).reshape(shape_of(roles, counts))
 
 

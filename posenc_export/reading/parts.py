@@ -6,7 +6,7 @@ import dataclasses
 import operator
 import string
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from posenc_export.reading.refused import Refused
 from posenc_export.reading.whole import Capture, OneTensor
 
 FEWEST = 60  # a graph is not shortened by fewer nodes
-Names = Dict[str, str]  # names of weights, by their names in the first layer of the kind
+Names = dict[str, str]  # names of weights, by their names in the first layer of the kind
 
 
 class Site(NamedTuple):
@@ -55,7 +55,7 @@ class Layers:
 
     def __init__(self, graph: Graph, copies: Mapping[str, str]) -> None:
         self.copies, self.segments, self.sites = copies, [list[Node]()], [Site(0)]
-        inside: Dict[str, int] = {}
+        inside: dict[str, int] = {}
         for node in [node for node in graph.nodes if node.op == "call_function"]:
             self.segments[-1].append(node)
             if node.target is not EDGE:
@@ -74,11 +74,11 @@ class Layers:
         """Return the number of nodes in the layers that were left out."""
         return sum(len(self.segments[s.segment]) for s in self.sites if s.layer in self.copies)
 
-    def states(self, past: Sequence[Node]) -> List[List[Node]]:
+    def states(self, past: Sequence[Node]) -> list[list[Node]]:
         """Return the states that each segment reads."""
         return [[s for s in past if not s.users.keys().isdisjoint(own)] for own in self.segments]
 
-    def weights(self, names: Mapping[Node, str]) -> List[Names]:
+    def weights(self, names: Mapping[Node, str]) -> list[Names]:
         """Return the names of the weights of each site. names: of weights, by node."""
         found = []
         for site in self.sites:
@@ -131,8 +131,8 @@ class _Whole:
         for state in self.states:
             state.meta = dict(past[0].meta)
         self.present_of, self.present = dict(zip(past, new, strict=True)), dict[int, Node]()
-        self.begun: Dict[str, Node] = {}  # by name, the edge before the first layer of each kind
-        self.results: Dict[str, List[Node]] = {}  # the values after such a layer, if it is marked
+        self.begun: dict[str, Node] = {}  # by name, the edge before the first layer of each kind
+        self.results: dict[str, list[Node]] = {}  # the values after such a layer, if it is marked
         self.own = self.layers.states(past)
         for site, named, places in zip(self.layers.sites, weights, states, strict=True):
             if site.layer not in copies:
@@ -190,7 +190,7 @@ class _Whole:
         self.known[site.entry], *results = self._mark(AGAIN, first, values, self.results[first])
         self.present |= zip(places, results, strict=True)
 
-    def _mark(self, part: str, name: str, values: List[Node], like: List[Node]) -> List[Node]:
+    def _mark(self, part: str, name: str, values: list[Node], like: list[Node]) -> list[Node]:
         mark = self.graph.call_function(ops.layer, (part, name, values, like))
         items = [self.graph.call_function(operator.getitem, (mark, i)) for i in range(len(like))]
         for item, value in zip(items, like, strict=True):
@@ -205,7 +205,7 @@ class _Whole:
         return self.held[name]
 
 
-def _states(graph: Graph) -> List[Node]:
+def _states(graph: Graph) -> list[Node]:
     return [n for n in graph.nodes if n.op == "placeholder" and n.name.startswith("states_")]
 
 
@@ -259,8 +259,8 @@ class Repeated:
 
     graph: Graph
     copies: Mapping[str, str]
-    weights: List[Names]
-    states: List[List[int]]
+    weights: list[Names]
+    states: list[list[int]]
 
     def __deepcopy__(self, memo: Any) -> "Repeated":
         return self
@@ -277,11 +277,11 @@ class Flat(NamedTuple):
     """A flat graph, the caches of its states, and which of its layers are alike."""
 
     graph: GraphModule
-    caches: List[Cache]
-    repeated: Optional[Repeated] = None
+    caches: list[Cache]
+    repeated: Repeated | None = None
 
 
-def completed(short: GraphModule, calls: Calls, whole: Capture) -> Optional[Flat]:
+def completed(short: GraphModule, calls: Calls, whole: Capture) -> Flat | None:
     """Add the layers that were left out to a flat graph; None if layers share a state.
 
     Args:
@@ -294,7 +294,7 @@ def completed(short: GraphModule, calls: Calls, whole: Capture) -> Optional[Flat
     if sum(map(len, own)) != len(past):
         return None
     held = {node: str(node.target) for node in short.graph.nodes if node.op == "get_attr"}
-    root: Dict[str, Any] = dict(short.named_parameters(remove_duplicate=False))
+    root: dict[str, Any] = dict(short.named_parameters(remove_duplicate=False))
     root |= dict(short.named_buffers())
     weights, tensors = layers.weights(held), whole.module.tensors()
     computed = {f"constants.{name}": node for node, name in calls.weight_names.items()}
@@ -320,7 +320,7 @@ def completed(short: GraphModule, calls: Calls, whole: Capture) -> Optional[Flat
     return Flat(GraphModule(root, repeated.whole(short.graph)), caches, repeated)
 
 
-def _value(capture: Capture, node: Node, of: Mapping[Node, Optional[Tensor]]) -> Tensor:
+def _value(capture: Capture, node: Node, of: Mapping[Node, Tensor | None]) -> Tensor:
     """Return a value that depends on weights alone. of: other numbers for some weights."""
     if node in capture.constants:
         own = of.get(node)
@@ -332,15 +332,15 @@ def _value(capture: Capture, node: Node, of: Mapping[Node, Optional[Tensor]]) ->
     return value
 
 
-def _caches(layers: Layers, own: List[List[Cache]]) -> Tuple[List[Cache], List[List[int]]]:
+def _caches(layers: Layers, own: list[list[Cache]]) -> tuple[list[Cache], list[list[int]]]:
     """Return the caches of all sites, ordered and numbered as in Calls, and for each site the
     indices of its caches. own: caches of each segment (Layers.segments).
     """
     attends = [0]  # attentions before each segment
     for nodes in layers.segments:
         attends.append(attends[-1] + sum(node.target is ops.attend for node in nodes))
-    found: List[Cache] = []
-    places: List[List[int]] = [[] for _ in layers.sites]
+    found: list[Cache] = []
+    places: list[list[int]] = [[] for _ in layers.sites]
     for recurrent in (False, True):  # states stand behind caches
         first, before = len(found), 0
         for index, (segment, *_) in enumerate(layers.sites):

@@ -2,7 +2,7 @@
 
 import operator
 from collections import Counter
-from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Iterator, NamedTuple
 
 import torch
 from torch.fx import Node
@@ -30,8 +30,8 @@ class Scaled(NamedTuple):
         readers: names of the weights [N,K] of the linear layers.
     """
 
-    factors: Tuple[str, ...]
-    readers: Tuple[str, ...]
+    factors: tuple[str, ...]
+    readers: tuple[str, ...]
 
 
 class Products:
@@ -51,9 +51,9 @@ class Products:
         own = {*captured.parameters}
         self._constants = captured.constants
         self._names = {node: name for node, name in captured.names.items() if name in own}
-        self.linear: Dict[str, List[Node]] = {}
-        self.tables: List[str] = []
-        self.experts: List[str] = []
+        self.linear: dict[str, list[Node]] = {}
+        self.tables: list[str] = []
+        self.experts: list[str] = []
         for node in captured.graph.nodes:
             if node.target is EXPERTS:
                 matrices: Any = node.args[2:5]
@@ -74,15 +74,15 @@ class Products:
         """Return itself: copies of a reading share the module that was read."""
         return self
 
-    def of_units(self) -> List[str]:
+    def of_units(self) -> list[str]:
         """Return the linear layers that read the hidden units of an MLP: element-wise functions of
         the outputs of other linear layers.
         """
         return [name for name, uses in self.linear.items() if all(map(self._reads_units, uses))]
 
-    def with_same_input(self) -> Dict[str, str]:
+    def with_same_input(self) -> dict[str, str]:
         """Return by linear layer the first one that reads the same value, if it is another."""
-        first: Dict[Tuple[Any, ...], str] = {}
+        first: dict[tuple[Any, ...], str] = {}
         read = {name: tuple(use.args[0] for use in uses) for name, uses in self.linear.items()}
         found = {name: first.setdefault(values, name) for name, values in read.items()}
         return {name: other for name, other in found.items() if other != name}
@@ -97,11 +97,11 @@ class Products:
             for node, name in self._names.items()
             if len(node.users) == 1 and stored[self._constants[node].data_ptr()] == 1
         }
-        values: Dict[Any, None] = dict.fromkeys(
+        values: dict[Any, None] = dict.fromkeys(
             use.args[0] for uses in self.linear.values() for use in uses
         )
         for value in values:
-            readers: List[Any] = [u.args[1] for u in value.users if u.target is LINEAR]
+            readers: list[Any] = [u.args[1] for u in value.users if u.target is LINEAR]
             factors = _factors(value)
             if (
                 factors
@@ -143,7 +143,7 @@ def _chooses(product: Node) -> bool:
     return False
 
 
-def _factors(value: Node) -> List[Node]:
+def _factors(value: Node) -> list[Node]:
     """Return the inputs of a node whose entries multiply the columns of its value."""
     if value.target in NORMS:
         weights = value.args[2 : 4 if value.target is aten.layer_norm.default else 3]

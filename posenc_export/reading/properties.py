@@ -13,7 +13,7 @@ import itertools
 import math
 import operator
 from collections import ChainMap
-from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -86,8 +86,8 @@ class Properties:
         self.values, self.causal = values, causal
         self.counts = values.counts
         self.turned = ["K", "Q"]  # order of two axes of tokens that `_options` tries last
-        self.steps: Dict[Node, Step] = {}
-        self._axes: Dict[Any, List[Axis]] = {}
+        self.steps: dict[Node, Step] = {}
+        self._axes: dict[Any, list[Axis]] = {}
         self.indices = list(self._indices())
         # For running sums, keys keep their order.
         self.in_order = [{**index, "K": sorted(index["K"])} for index in self.indices]
@@ -119,7 +119,7 @@ class Properties:
             or self._window(node)
         )
 
-    def _part_of_memory(self, node: Node) -> Optional[Step]:
+    def _part_of_memory(self, node: Node) -> Step | None:
         """Return the step of a value that is a slice of the outputs of an encoder, in heads; None
         for a value that is computed from them.
         """
@@ -150,7 +150,7 @@ class Properties:
         own = ((Factor("B"),), (Factor("Q"),), (Factor(heads),), (Factor(size),))
         return Recurrent(own, (heads, k.shape[3], size))
 
-    def _each_or_keys(self, node: Node) -> Optional[Step]:
+    def _each_or_keys(self, node: Node) -> Step | None:
         options = self._options(node)
         has_sizes = any(self.values.kind[other] == "size" for other in inputs_of(node))
         for reads, roles in options:
@@ -173,7 +173,7 @@ class Properties:
         kept = _tokens_of(tuple(r for other, r in of_data if self.values.kind[other] == "data"))
         return kept <= set(tokens(roles, OF_TOKENS))
 
-    def _of_turned(self, node: Node) -> Optional[Step]:
+    def _of_turned(self, node: Node) -> Step | None:
         """Return the step of a node that reads one of its inputs with queries and keys exchanged.
         Pairs that are computed from one token each, such as rows of a table for a key at the
         distance of each query, may be read either way.
@@ -195,7 +195,7 @@ class Properties:
         self.steps[node] = step or self.steps[node]
         return step is not None
 
-    def _pairs_with(self, node: Node) -> List[Node]:
+    def _pairs_with(self, node: Node) -> list[Node]:
         """Return the nodes of pairs of tokens that are exchanged together with a node, in order;
         none if one of them, or a reader, does not act on each pair alone.
         """
@@ -214,14 +214,14 @@ class Properties:
     def _is_of_pairs(self, step: Step) -> bool:
         return not isinstance(step.roles, list) and set(tokens(step.roles)) == {"Q", "K"}
 
-    def _options(self, node: Node) -> List[Tuple[Reads, Roles]]:
+    def _options(self, node: Node) -> list[tuple[Reads, Roles]]:
         """Return the roles in which a node may read its inputs, and those of its output. First come
         those with keys after queries, no padding that inputs lack, and few values read at keys.
         """
         inputs = inputs_of(node)
         added = {"Q"} if node.target is aten.expand.default else set()  # values of keys, repeated
 
-        def cost(option: Tuple[Reads, Roles]) -> Tuple[bool, bool, int]:
+        def cost(option: tuple[Reads, Roles]) -> tuple[bool, bool, int]:
             changed = sum(
                 read is not self.steps[other].roles
                 for other, read in zip(inputs, option[0], strict=True)
@@ -238,7 +238,7 @@ class Properties:
         ]
         return sorted(options, key=cost)
 
-    def _ways(self, node: Node) -> List[Any]:
+    def _ways(self, node: Node) -> list[Any]:
         """Return the roles in which a value can be read."""
         kind = self.values.kind[node]
         if kind == "data":
@@ -266,8 +266,8 @@ class Properties:
     # Roles that a symbolic shape allows
 
     def readings(
-        self, value: Any, allowed: Collection[Any], whole: Optional[str] = None
-    ) -> List[Roles]:
+        self, value: Any, allowed: Collection[Any], whole: str | None = None
+    ) -> list[Roles]:
         """Return the roles that a value can have by its symbolic shape.
 
         Args:
@@ -282,7 +282,7 @@ class Properties:
                     found.append(roles)
         return found
 
-    def _axis(self, size: Any) -> List[Axis]:
+    def _axis(self, size: Any) -> list[Axis]:
         """Return the products of factors that an axis of a symbolic size can be. Sizes are compared
         by their values, since symbolic forms are not always simplified.
         """
@@ -295,14 +295,14 @@ class Properties:
             self._axes[expression] = self._products(size)
         return self._axes[expression]
 
-    def _products(self, size: Any) -> List[Axis]:
+    def _products(self, size: Any) -> list[Axis]:
         at = [self.values.size(size, {"B": rows, "Q": length}) for rows, length in SIZES]
         extra = {number - length for number, (_, length) in zip(at, SIZES, strict=True)}
         if len(extra) == 1 and 0 <= (count := extra.pop()) <= MOST_EXTRA:
             lefts = sorted(range(count + 1), key=lambda left: min(left, count - left))
             of = "KQD"[: 2 if count else 3]
             return [(Factor(kind, left, count - left),) for left in lefts for kind in of]
-        found: List[Axis] = []
+        found: list[Axis] = []
         for of_rows, (power, roles) in itertools.product((0, 1), POWERS.items()):
             units = [rows**of_rows * length**power for rows, length in SIZES]
             constant = {number / unit for number, unit in zip(at, units, strict=True)}
@@ -315,7 +315,7 @@ class Properties:
 
     # The first property
 
-    def _indices(self) -> Iterator[Dict[str, List[int]]]:
+    def _indices(self) -> Iterator[dict[str, list[int]]]:
         """Yield lists of rows, queries and keys, of other lengths and orders than the whole. Keys
         contain those of the queries, since a softmax over masked keys alone is undefined.
         """
@@ -332,8 +332,8 @@ class Properties:
         of: Mapping[Node, Any],
         inputs: Sequence[Node],
         reads: Reads,
-        index: Mapping[str, List[int]],
-    ) -> List[Any]:
+        index: Mapping[str, list[int]],
+    ) -> list[Any]:
         return [
             of.get(other) if read is None else select(of[other], read, index, self.counts)
             for other, read in zip(inputs, reads, strict=True)
@@ -345,8 +345,8 @@ class Properties:
         reads: Reads,
         roles: Roles,
         sizes: str = "Q",
-        indices: Optional[List[Dict[str, List[int]]]] = None,
-        part: Optional[int] = None,
+        indices: list[dict[str, list[int]]] | None = None,
+        part: int | None = None,
     ) -> bool:
         """Return whether an operator commutes with the choice of rows, queries and keys. part: of
         an operator with several outputs, the one that is compared.
@@ -366,7 +366,7 @@ class Properties:
             return False
         return True
 
-    def _beyond(self, reads: Reads) -> Iterator[Dict[str, List[int]]]:
+    def _beyond(self, reads: Reads) -> Iterator[dict[str, list[int]]]:
         """Yield a longer list of tokens for values with padding beside the tokens. In the example,
         padding may be longer than the tokens, and hide a shift by as many tokens.
         """
@@ -375,7 +375,7 @@ class Properties:
             some = [i % self.counts["Q"] for i in range(2 * extra + self.counts["Q"])]
             yield {"B": [0], "Q": some, "K": some}
 
-    def _runs(self, node: Node) -> Iterator[Tuple[Mapping[Node, Any], Any]]:
+    def _runs(self, node: Node) -> Iterator[tuple[Mapping[Node, Any], Any]]:
         """Yield values of the inputs of a node, and its output for them."""
         values = self.values
         yield values.of, values.of[node]
@@ -408,7 +408,7 @@ class Properties:
         reads: Reads,
         roles: Roles,
         fill: float,
-        index: Dict[str, List[int]],
+        index: dict[str, list[int]],
     ) -> bool:
         some = {"B": index["B"], "Q": index["Q"]}
         new: Counts = {**self.counts, **{kind: len(chosen) for kind, chosen in some.items()}}
@@ -453,7 +453,7 @@ class Properties:
 
     # Totals of earlier tokens, and the third property
 
-    def _running(self, node: Node) -> Optional[Step]:
+    def _running(self, node: Node) -> Step | None:
         if node.target not in RUNNING:
             return None
         source: Any = node.args[0]
@@ -464,7 +464,7 @@ class Properties:
             return None
         return Running(own, source, RUNNING[node.target])
 
-    def _roots(self, node: Node) -> Set[Node]:
+    def _roots(self, node: Node) -> set[Node]:
         """Return the values with plain token axes that a node of an open region reads."""
         step = self.steps[node]
         if isinstance(step, Open):
@@ -500,11 +500,11 @@ class Properties:
             refuse(first, MIXES)
         return Open((), root, first)
 
-    def between(self, root: Node, node: Node) -> List[Node]:
+    def between(self, root: Node, node: Node) -> list[Node]:
         """Return the nodes after `root` that a node depends on, and the node, in order. Nodes that
         depend on the length alone are among them.
         """
-        needed: Set[Node] = set()
+        needed: set[Node] = set()
         left = [node]
         while left:
             inner = left.pop()
@@ -525,7 +525,7 @@ class Properties:
         length, axis = x.shape[axis_of(roles, "Q")], axis_of(roles, "B")
         each = math.prod(f.kind for f in roles[axis] if isinstance(f.kind, int))
         counts: Counts = {"B": x.shape[axis] // each, "Q": length, "K": length}
-        found: Dict[Node, Any] = {root: x}
+        found: dict[Node, Any] = {root: x}
         for node in region:
             inputs = [
                 found[a] if a in found else None if self.values.kind[a] == "size" else given(a)
@@ -535,7 +535,7 @@ class Properties:
         result: Tensor = found[region[-1]]
         return result
 
-    def _skew(self, node: Node, root: Node) -> Optional[Step]:
+    def _skew(self, node: Node, root: Node) -> Step | None:
         """Return the step of scores by distance [Q,D] that are padded, reshaped and cut to scores
         of keys: entry j of query i was at distance i - j. Entries of later keys are not compared.
         """
@@ -549,5 +549,5 @@ class Properties:
         return Skew(renamed(own, "D", "K"), root) if same(y.tril(), moved.tril()) else None
 
 
-def _tokens_of(reads: Reads) -> Set[Any]:
+def _tokens_of(reads: Reads) -> set[Any]:
     return {kind for read in reads if read for kind in tokens(read, OF_TOKENS)}

@@ -1,7 +1,7 @@
 """Read any torch module that maps whole sequences as one that takes positions and caches."""
 
 import copy
-from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Sequence, TypeVar
 
 import torch
 from torch import Tensor
@@ -72,10 +72,10 @@ class CachedModule(torch.nn.Module):
         self,
         x: Tensor,
         places: TokenPlaces,
-        states: List[Tensor],
-        logits_index: Optional[Tensor] = None,
-        segments: Optional[Tensor] = None,
-    ) -> Tuple[Tensor, List[Tensor]]:
+        states: list[Tensor],
+        logits_index: Tensor | None = None,
+        segments: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
         """Compute new tokens.
 
         Args:
@@ -138,10 +138,10 @@ def read_module(
 
 def _reading(
     whole: Capture,
-    short: Optional[Capture],
+    short: Capture | None,
     found: Sequence[str],
     make: Callable[[Capture, Calls, Flat], Read],
-) -> Optional[Read]:
+) -> Read | None:
     """Return a reading that gives the numbers of the module. short: capture with one layer of each
     kind, or None to read all layers; with it, None is returned if numbers differ. found: faults
     (`findings`), which are raised.
@@ -226,7 +226,7 @@ def _check_calls(reading: CachedModule) -> None:
         raise _differs(y, expected, "several calls")
 
 
-def parts_of_memory(parts: Sequence[Tuple[int, int]], memory: Tensor, mask: Tensor) -> List[Tensor]:
+def parts_of_memory(parts: Sequence[tuple[int, int]], memory: Tensor, mask: Tensor) -> list[Tensor]:
     """Return the mask [B,M] and the parts of outputs of an encoder [B,M,N], as calls take them."""
     found, begin = [mask], 0
     for heads, size in parts:

@@ -6,7 +6,7 @@ S = e^g S + r k (v - S^T k)^T, or S = e^g S + k v^T without rates; y = S^T q.
 import functools
 import itertools
 import math
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import torch
 from torch import Tensor, library, nn
@@ -40,7 +40,7 @@ ROLES = ("q", "k", "v", "decay", "rate")
 
 def operands(
     q: Any, k: Any, v: Any, decay: Any, rate: Any, kept: float
-) -> Tuple[Tensor, Tensor, Tensor, Tensor, Optional[Tensor]]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Return the arguments of ops.gated_delta. Queries and values of None are 1. decay: logarithms
     [B,S,H]; or [H], those of all tokens; or None for the factor `kept`.
     """
@@ -71,7 +71,7 @@ def _(*given: Any) -> Tensor:
     return torch.empty(v.shape, dtype=v.dtype)
 
 
-def axes_of(t: Tensor, rows: int, length: int) -> Optional[Tuple[int, int]]:
+def axes_of(t: Tensor, rows: int, length: int) -> tuple[int, int] | None:
     """Return the axes of rows and tokens; None if one is missing, repeated or part of another."""
     shape = list(t.shape)
     if (shape.count(rows), shape.count(length)) != (1, 1):
@@ -108,7 +108,7 @@ class Cut:
         vars(root).update(trace.held)
         run_all = Interpreter(root, garbage_collect_values=False, graph=self.graph)
         run_all.run(*inputs)
-        self.values: Dict[Node, Any] = run_all.env
+        self.values: dict[Node, Any] = run_all.env
         placeholders = (n for n in self.graph.nodes if n.op == "placeholder")
         self.data = depending(self.graph, (n for n in placeholders if self._has_tokens(n)))
         self.output = next(iter(reversed(self.graph.nodes)))
@@ -122,10 +122,10 @@ class Cut:
         sizes = {n for y in pytree.tree_leaves(self.values[node]) for n in y.shape if n}
         return any(n == self.length or n % (self.rows * self.length) == 0 for n in sizes)
 
-    def _groups(self) -> List[List[Node]]:
+    def _groups(self) -> list[list[Node]]:
         inside = {n for n in self.data if not self._has_tokens(n)}
         ends = {n for n in self.data - inside if inside & set(n.all_input_nodes)}
-        group: Dict[Node, int] = {}
+        group: dict[Node, int] = {}
         for place, node in enumerate(n for n in self.graph.nodes if n in inside | ends):
             read = [n for n in node.all_input_nodes if n in inside]
             self._join(group, {group[n] for n in read}, [node], place)
@@ -136,12 +136,12 @@ class Cut:
         order = [n for n in self.graph.nodes if n in group]
         return [[n for n in order if group[n] == g] for g in dict.fromkeys(group.values())]
 
-    def _join(self, group: Dict[Node, int], same: Set[int], new: List[Node], to: int) -> None:
+    def _join(self, group: dict[Node, int], same: set[int], new: list[Node], to: int) -> None:
         if same - {to}:
             group.update({n: to for n, g in group.items() if g in same})
         group.update(dict.fromkeys(new, to))
 
-    def _between(self, group: List[Node]) -> List[Node]:
+    def _between(self, group: list[Node]) -> list[Node]:
         """Return the other nodes on paths from one node of a group to another."""
         after, before = set(group), set(group)
         for node in self.graph.nodes:
@@ -153,11 +153,11 @@ class Cut:
         return list(after & before - set(group))
 
     def _is_smooth(self, node: Node) -> bool:
-        masks: Dict[Any, Any] = {aten.where: node.args[:1], aten.masked_fill: node.args[1:2]}
+        masks: dict[Any, Any] = {aten.where: node.args[:1], aten.masked_fill: node.args[1:2]}
         chosen_by = masks.get(packet(node), ())
         return packet(node).__name__ in SMOOTH and self.data.isdisjoint(chosen_by)
 
-    def _replace(self, group: List[Node]) -> None:
+    def _replace(self, group: list[Node]) -> None:
         within = set(group)
         read = [n for n in group if (set(n.users) & self.data) - within or self.output in n.users]
         ends, others = ([n for n in read if self._has_tokens(n) == has] for has in (True, False))
@@ -199,7 +199,7 @@ def _differing(t: Tensor) -> Tensor:
     return t + 0.1 * torch.rand(t.shape, generator=torch.Generator().manual_seed(6)).to(t.dtype)
 
 
-def _wide(node: Node, values: Dict[Node, Any]) -> Any:
+def _wide(node: Node, values: dict[Node, Any]) -> Any:
     """Run an operator in float64, also one that casts to another dtype."""
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
     args, kwargs = pytree.tree_map(widened, (args, kwargs))
@@ -221,14 +221,14 @@ class Form(NamedTuple):
         weight: constant factors of keys by head: the index of a fixed value.
     """
 
-    roles: Dict[str, int]
+    roles: dict[str, int]
     decay: str
     scan: bool
-    added: Optional[int] = None
-    constant: Optional[float] = None
+    added: int | None = None
+    constant: float | None = None
     factor: float = 1.0
-    kept: Optional[float] = None
-    weight: Optional[int] = None
+    kept: float | None = None
+    weight: int | None = None
 
 
 class _Roles:
@@ -246,16 +246,16 @@ class _Roles:
         self,
         computed: Callable[[Sequence[Tensor]], Tensor],
         y: Tensor,
-        given: List[Tensor],
+        given: list[Tensor],
         rows: int,
         length: int,
-        fixed: Dict[Node, Any],
+        fixed: dict[Node, Any],
     ) -> None:
         self.computed, self.given, self.fixed = computed, given, fixed
         self.y, *self.of = y, *given
-        self.axes: List[Any] = [axes_of(t, rows, length) for t in (y, *given)]
+        self.axes: list[Any] = [axes_of(t, rows, length) for t in (y, *given)]
 
-    def find(self, hints: Sequence[Form]) -> Optional[Form]:
+    def find(self, hints: Sequence[Form]) -> Form | None:
         """Return a form that gives the numbers of the group, of `hints` or, without any, of all."""
         if None in self.axes:
             return None
@@ -285,7 +285,7 @@ class _Roles:
             for decay in ("log", "minus", "factor") if "decay" in roles else ("", "constant"):
                 yield Form(roles, decay, scan, *left)
 
-    def _tried(self, form: Form) -> Optional[Form]:
+    def _tried(self, form: Form) -> Form | None:
         """Return a form with its constants if it gives the numbers of the group, otherwise None."""
         y = self.y
         try:
@@ -308,8 +308,8 @@ class _Roles:
         same = abs(factor - form.factor) < NEAR * abs(factor)
         return form if same else form._replace(factor=factor)
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019 - lives as long as a trace is cut
-    def _scale(self, place: int) -> Tuple[Tensor, Optional[float]]:
+    @functools.cache  # noqa: B019 - lives as long as a trace is cut
+    def _scale(self, place: int) -> tuple[Tensor, float | None]:
         """Return the factor of an entry that is added to the output, from a run where other entries
         are 0: as numbers, and as the index of an equal constant, or one number; None for neither.
         """
@@ -331,7 +331,7 @@ class _Roles:
         ratio = self.computed(given).movedim(self.axes[0], (0, 1)).reshape(plain.shape) / plain
         first, second = ratio[0, :2, :, 0]
 
-        def constant(x: Tensor) -> Optional[float]:
+        def constant(x: Tensor) -> float | None:
             return self._constant(lambda t: near(self._by_head(t, form, _call), x), x)
 
         kept, weight = constant(second / first), constant(first)
@@ -339,7 +339,7 @@ class _Roles:
             raise ValueError("no constant factors")
         return form._replace(kept=kept, weight=weight if isinstance(weight, int) else None)
 
-    def _constant(self, equals: Callable[[Tensor], bool], numbers: Tensor) -> Optional[float]:
+    def _constant(self, equals: Callable[[Tensor], bool], numbers: Tensor) -> float | None:
         """Return the index of the first fixed value that equals numbers, or the one number that
         they all are; None for neither.
         """
@@ -356,7 +356,7 @@ class _Roles:
             fixed = op(aten.expand.default, fixed, list(shape))
         return op(aten.flatten.using_ints, fixed)
 
-    def _operands(self, form: Form, of: Sequence[Any], fixed: Sequence[Any], op: Any) -> List[Any]:
+    def _operands(self, form: Form, of: Sequence[Any], fixed: Sequence[Any], op: Any) -> list[Any]:
         """Return the arguments of `run`, from entries and fixed values. op: calls operators."""
         given = {name: of[place] for name, place in form.roles.items()}
         k, axes = given["k"], {name: self.of[p].dim() for name, p in form.roles.items()}
@@ -392,10 +392,10 @@ class _Roles:
             given["k"] = op(aten.mul.Tensor, given["k"], op(aten.unsqueeze.default, weight, 1))
         return [*map(given.get, ROLES), form.kept if isinstance(form.kept, float) else 1.0]
 
-    def emit(self, end: Node, form: Form, entries: List[Node]) -> Node:
+    def emit(self, end: Node, form: Form, entries: list[Node]) -> Node:
         """Return a node that computes what `end` does from the entries of its group."""
         graph = end.graph
-        of: List[Any] = [
+        of: list[Any] = [
             graph.call_function(aten.permute.default, (entry, _order(t.dim(), axes)))
             for entry, t, axes in zip(entries, self.given, self.axes[1:], strict=True)
         ]
@@ -421,7 +421,7 @@ def _call(operator: Any, *args: Any) -> Any:
     return operator(*args)
 
 
-def _order(count: int, axes: Tuple[int, int]) -> List[int]:
+def _order(count: int, axes: tuple[int, int]) -> list[int]:
     return [*axes, *(axis for axis in range(count) if axis not in axes)]
 
 

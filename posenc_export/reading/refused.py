@@ -4,7 +4,7 @@ import re
 import traceback
 from contextlib import contextmanager
 from types import FrameType
-from typing import Dict, Iterator, List, NoReturn, Tuple
+from typing import Iterator, NoReturn
 
 from torch import nn
 from torch.fx import Node
@@ -63,7 +63,7 @@ def line_of(node: Node) -> str:
     return last_line([(file, int(number)) for file, number in frames])
 
 
-def place(frames: List[FrameType], names: Dict[int, str]) -> Tuple[str, str]:
+def place(frames: list[FrameType], names: dict[int, str]) -> tuple[str, str]:
     """Return the layer and the line of the person's code in a call stack.
 
     frames: outermost first. names: of the traced layers, by id.
@@ -76,7 +76,7 @@ def place(frames: List[FrameType], names: Dict[int, str]) -> Tuple[str, str]:
     return (without_wrapper(layers[-1]) if layers else ""), line
 
 
-def place_of_error(error: BaseException, names: Dict[int, str]) -> Tuple[str, str]:
+def place_of_error(error: BaseException, names: dict[int, str]) -> tuple[str, str]:
     """Return the layer and the line of the person's code where an error was raised."""
     steps = list(traceback.walk_tb(error.__traceback__))
     layer, _ = place([frame for frame, _ in steps], names)

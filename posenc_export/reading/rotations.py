@@ -7,7 +7,7 @@ the same as ops.rotate_pairs with these tables for other heads.
 
 import itertools
 from collections import ChainMap
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -36,9 +36,9 @@ class Region(NamedTuple):
     """
 
     root: Node
-    root_order: Tuple[int, ...]
-    nodes: List[Node]
-    order: Tuple[int, ...]
+    root_order: tuple[int, ...]
+    nodes: list[Node]
+    order: tuple[int, ...]
 
 
 class Form(NamedTuple):
@@ -60,7 +60,7 @@ class Form(NamedTuple):
         rest = (x[..., self.size :],) if self.size < x.size(-1) else ()
         return torch.cat((*self.halves(x), *rest), -1) if self.apart else x
 
-    def halves(self, x: Tensor) -> Tuple[Tensor, Tensor]:
+    def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the first and the second entries of all pairs of x [..,D]."""
         x = x[..., : self.size]
         if self.interleaved:
@@ -104,17 +104,17 @@ class Rotations:
                         return True
         return False
 
-    def _orders(self, node: Node) -> List[Tuple[int, ...]]:
+    def _orders(self, node: Node) -> list[tuple[int, ...]]:
         """Return the orders of the factors of heads as [B,S,H,D]."""
         found = orders(self.properties.steps[node].roles, "Q")
         return [order for order in found if len(order) > 3]
 
-    def _regions(self, node: Node) -> Iterator[Tuple[Node, List[Node]]]:
+    def _regions(self, node: Node) -> Iterator[tuple[Node, list[Node]]]:
         """Yield earlier values of the same size from which all of `node` is computed, the nearest
         first, and the operators between, which act on each token alone.
         """
         steps, of = self.properties.steps, self.values.of
-        nodes: List[Node] = []
+        nodes: list[Node] = []
         ends = {node}
         while ends and len(nodes) < LARGEST:
             last = max(ends, key=self.places.__getitem__)
@@ -146,7 +146,7 @@ class Rotations:
         y = self.properties.run_region(region.nodes, root, x, given)
         return in_heads(y, steps[last].roles, region.order, counts)
 
-    def _form(self, region: Region) -> Optional[Form]:
+    def _form(self, region: Region) -> Form | None:
         """Return the pairs that a region turns on the example; None if it is no rotation."""
         of, steps, counts = self.values.of, self.properties.steps, self.values.counts
         root, last = region.root, region.nodes[-1]
@@ -173,7 +173,7 @@ class Rotations:
 
     def _waves(
         self, region: Region, form: Form, sizes: Sequence[int], lengths: Mapping[Node, Tensor]
-    ) -> Tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """Return cos and sin [B,S,r/2] of the first head. sizes: B and S."""
         of, roles = self.values.of[region.root], self.properties.steps[region.root].roles
         heads = in_heads(of, roles, region.root_order, self.values.counts).shape[2:]
@@ -182,7 +182,7 @@ class Rotations:
         cos, sin = form.after.halves(self._run(region, x, lengths)[:, :, 0])
         return cos, sin
 
-    def _step(self, region: Region, form: Form) -> Optional[Rotated]:
+    def _step(self, region: Region, form: Form) -> Rotated | None:
         """Return the step of a region, or None if no table has its cos and sin."""
         tables = self._tables(region, form)
         axes = self._axes(region, form, *tables) if tables else None
@@ -194,7 +194,7 @@ class Rotations:
         of_root = region.root, region.root_order
         return Rotated(roles, *of_root, region.order, cos, sin, form, _is_linear(*tables), of_axis)
 
-    def _tables(self, region: Region, form: Form) -> Optional[Tuple[Tensor, Tensor]]:
+    def _tables(self, region: Region, form: Form) -> tuple[Tensor, Tensor] | None:
         """Return cos and sin [N,r/2] of all positions; None if they depend on the length."""
         read = self._of_length(region)
         try:
@@ -215,7 +215,7 @@ class Rotations:
         cos, sin = (torch.cat(part, 1)[0] for part in zip(*parts, strict=True))
         return cos, sin
 
-    def _axes(self, region: Region, form: Form, cos: Tensor, sin: Tensor) -> Optional[Tensor]:
+    def _axes(self, region: Region, form: Form, cos: Tensor, sin: Tensor) -> Tensor | None:
         """Return whether each coordinate turns each pair [A,r/2]; an empty tensor if the position
         turns all pairs. None if a pair is turned by anything else.
         """
@@ -223,7 +223,7 @@ class Rotations:
         if not capture.axes or not any(map(self.values.reads_coordinates, read)):
             return torch.empty(0)
         (drawn,) = capture.drawn(1, DRAWN)
-        known: Dict[Node, Any] = {capture.positions: drawn}  # type: ignore[dict-item]
+        known: dict[Node, Any] = {capture.positions: drawn}  # type: ignore[dict-item]
         lengths = {other: self.values.at(other, DRAWN, known) for other in read}
         waves = zip((cos, sin), self._waves(region, form, (1, DRAWN), lengths), strict=True)
         errors = sum((table[drawn[:, 0]] - wave).abs().amax(1) for table, wave in waves)
@@ -231,9 +231,9 @@ class Rotations:
         turned = axis == torch.arange(len(drawn))[:, None]
         return turned if bool((least <= FINE * cos.abs().max()).all()) else None
 
-    def _of_length(self, region: Region) -> Dict[Node, Any]:
+    def _of_length(self, region: Region) -> dict[Node, Any]:
         """Return the roles of values that a region reads and that depend on the length alone."""
-        found: Dict[Node, Any] = {}
+        found: dict[Node, Any] = {}
         for node in region.nodes:
             step = self.properties.steps[node]
             reads = step.reads if isinstance(step, Each) else ()  # Item reads no numbers

@@ -4,7 +4,7 @@ import itertools
 import keyword
 import linecache
 import operator
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +16,11 @@ HEADER = """
 class Calls(torch.nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, key_positions: Tensor, write_index: Tensor,
-        states: List[Tensor], index: Tensor, coordinates: Tensor
-    ) -> Tuple[Tensor, List[Tensor]]:
+        states: list[Tensor], index: Tensor, coordinates: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
 """
 INFIX = {operator.add: "+", operator.mul: "*", operator.sub: "-", operator.floordiv: "//"}
-OPTIONAL_TENSORS = "List[Optional[Tensor]]"
+OPTIONAL_TENSORS = "List[Optional[Tensor]]"  # as schemas of operators write it
 IGNORED = ("device", "pin_memory", "layout")  # arguments that the process decides which runs it
 _numbers = itertools.count()
 
@@ -33,10 +33,7 @@ def with_source(graph: GraphModule) -> torch.nn.Module:
     name = f"<{module_name}>"
     # torch.jit.script reads the source by the name of its file.
     linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
-    scope: Dict[str, Any] = {
-        "torch": torch, "ops": ops, "Tensor": Tensor, "List": List, "Optional": Optional,
-        "Tuple": Tuple, "__name__": module_name,
-    }  # fmt: skip
+    scope: dict[str, Any] = {"torch": torch, "ops": ops, "Tensor": Tensor, "__name__": module_name}
     exec(compile(text, name, "exec"), scope)  # a text of operators and numbers from this file
     module: torch.nn.Module = scope["Calls"]()
     for part, held in graph.named_children():
@@ -53,11 +50,11 @@ class _Source:
 
     def __init__(self, calls: GraphModule) -> None:
         self.calls = calls
-        self.names: Dict[Node, str] = {}
+        self.names: dict[Node, str] = {}
 
     def text(self) -> str:
         """Return the source of the class."""
-        lines: List[str] = []
+        lines: list[str] = []
         for node in self.calls.graph.nodes:
             if node.op == "placeholder":
                 state = node.name.removeprefix("states_")
@@ -67,7 +64,7 @@ class _Source:
             elif node.op == "output":
                 y, *present = (self.names[argument] for argument in node.args[0])
                 states = f"[{', '.join(present)}]"
-                states = states if present else f"torch.jit.annotate(List[Tensor], {states})"
+                states = states if present else f"torch.jit.annotate(list[Tensor], {states})"
                 lines.append(f"        return {y}, {states}\n")
             else:
                 expression = self._expression(node)
@@ -89,7 +86,7 @@ class _Source:
         for place, parameter in enumerate(target._schema.arguments[: len(arguments)]):
             kind = str(parameter.type)
             if kind == OPTIONAL_TENSORS:
-                arguments[place] = f"torch.jit.annotate({kind}, {arguments[place]})"
+                arguments[place] = f"torch.jit.annotate(list[Tensor | None], {arguments[place]})"
             elif kind == "float":
                 arguments[place] = f"float({arguments[place]})"
         arguments += [
@@ -106,7 +103,7 @@ class _Source:
             return f"[{', '.join(map(self._value, value))}]"
         if isinstance(value, (torch.dtype, torch.memory_format)):
             return str(value)
-        if isinstance(value, float) and value in (float("inf"), float("-inf")) or value != value:
+        if (isinstance(value, float) and value in (float("inf"), float("-inf"))) or value != value:
             return f'float("{value}")'
         return repr(value)
 

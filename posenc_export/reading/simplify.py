@@ -1,6 +1,6 @@
 """Remove from a flat graph what only rearranges a value and gives it back."""
 
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ def simplify(graph: Graph) -> None:
 
 def _join_slices(node: Node) -> None:
     """Replace writes of adjacent slices that fill a whole axis by one concatenation."""
-    parts: List[Any] = []
+    parts: list[Any] = []
     into: Any = node
     axis: Any = node.args[2] if len(node.args) == 5 else None
     left = end = node.meta["val"].shape[axis] if isinstance(axis, int) else None
@@ -72,7 +72,7 @@ def _join_slices(node: Node) -> None:
 
 def _join_equal(graph: Graph) -> None:
     """Merge nodes that have the same operator, inputs and arguments."""
-    known: Dict[str, Node] = {}
+    known: dict[str, Node] = {}
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target is not ops.append:
             key = repr((str(node.target), node.args, node.kwargs))
@@ -85,13 +85,13 @@ def _replace(node: Node, other: Any) -> None:
     node.graph.erase_node(node)
 
 
-def _shape(node: Any) -> Optional[List[str]]:
+def _shape(node: Any) -> list[str] | None:
     """Return the sizes as text, equal for equal symbols."""
     value = node.meta.get("val")
     return [str(size) for size in value.shape] if isinstance(value, Tensor) else None
 
 
-def _order(node: Node) -> List[int]:
+def _order(node: Node) -> list[int]:
     """Return the permutation of a node, found by running it on axes of different sizes."""
     sizes = range(1, 1 + node.meta["val"].dim())
     operator: Any = node.target
@@ -127,7 +127,9 @@ def _permute_after(node: Node) -> None:
     if order is None or any(one.args[1] != order for one in read):
         return
     vectors = [one for one in wide if one not in read]  # such as the weight of a norm
-    if any(one.meta["val"].dim() > 1 for one in vectors) or vectors and order[-1] + 1 < len(order):
+    if any(one.meta["val"].dim() > 1 for one in vectors) or (
+        vectors and order[-1] + 1 < len(order)
+    ):
         return
     users = {user for one in read for user in one.users}
     if not all(packet(u) in ENTRY_BY_ENTRY or _keeps_axes(u) or u.target in ORDERS for u in users):
@@ -162,7 +164,7 @@ def _reshape(node: Node) -> None:
         node.args = (source, *node.args[1:])
 
 
-def _splits_heads(before: List[str], after: List[str]) -> bool:
+def _splits_heads(before: list[str], after: list[str]) -> bool:
     """Return whether sizes [B,S,N*D] become [B,S,N,D]."""
     axes = len(before), len(after)
     return axes == (3, 4) and before[:2] == after[:2] and after[2].isdigit()

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional, Tuple, Union
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.fx import Node
@@ -11,8 +11,8 @@ from posenc_export.reading.axes import Roles, factors, kinds
 from posenc_export.reading.values import aten
 
 TRIANGLES = (aten.tril.default, aten.triu.default)
-Sinks = Union[None, Node, Tensor]
-Reads = Tuple[Optional[Roles], ...]  # roles of each input, None for weights and sizes
+Sinks = None | Node | Tensor
+Reads = tuple[Roles | None, ...]  # roles of each input, None for weights and sizes
 
 
 class Cached(NamedTuple):
@@ -25,7 +25,7 @@ class Cached(NamedTuple):
     """
 
     node: Node
-    order: Optional[Tuple[int, ...]] = None
+    order: tuple[int, ...] | None = None
     copies: int = 1
 
 
@@ -50,7 +50,7 @@ class OfMemory(Step):
         begin: of the part, among the numbers of each token.
     """
 
-    order: Tuple[int, ...]
+    order: tuple[int, ...]
     begin: int
     heads: int
     size: int
@@ -97,7 +97,7 @@ class Cut(Step):
     shift: int
 
     @classmethod
-    def of(cls, node: Node, roles: Roles) -> "Optional[Cut]":
+    def of(cls, node: Node, roles: Roles) -> "Cut | None":
         """Return the step of a node whose value has these roles, None for other operators."""
         shift: Any = node.args[1] if node.target in TRIANGLES and len(node.args) > 1 else 0
         pairs, has_right = kinds(roles[-2:]), any(factor.right for factor in factors(roles))
@@ -113,7 +113,7 @@ class Window(Step):
     """The end of a region that reads the last `reach` tokens before each token of `root`."""
 
     root: Node
-    region: Tuple[Node, ...]
+    region: tuple[Node, ...]
     reach: int
 
 
@@ -139,8 +139,8 @@ class Rotated(Step):
     """
 
     root: Node
-    root_order: Tuple[int, ...]
-    order: Tuple[int, ...]
+    root_order: tuple[int, ...]
+    order: tuple[int, ...]
     cos: str
     sin: str
     form: Any
@@ -173,7 +173,7 @@ class Recurrent(Step):
         state: H, D and V.
     """
 
-    state: Tuple[int, int, int]
+    state: tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -193,10 +193,10 @@ class Attend(Step):
     """
 
     q: Node
-    q_order: Tuple[int, ...]
+    q_order: tuple[int, ...]
     key: Cached
     value: Cached
-    y_order: Tuple[int, ...]
+    y_order: tuple[int, ...]
     heads: int
     scale: float
     softcap: float

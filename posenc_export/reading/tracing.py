@@ -10,7 +10,7 @@ import sys
 import traceback
 import warnings
 from contextlib import ExitStack, contextmanager, redirect_stderr
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, Iterator
 from unittest import mock
 
 import sympy
@@ -43,7 +43,7 @@ HASHED = "the length as key of a dict"
 MIXED = "branches on mask.any() and mask.all() as for a mixed mask"
 JOINED = "traces of several sizes joined"
 STRICT = "traced by torch.export's strict mode"
-WAYS: List[List[str]] = [  # in turn
+WAYS: list[list[str]] = [  # in turn
     [RECURRENT], [], [HASHED], [MIXED], [JOINED], [MIXED, JOINED], [STRICT]
 ]  # fmt: skip
 FOR = {HASHED: ("unhashable type",), MIXED: DATA}  # words of the errors that a remedy is for
@@ -94,11 +94,11 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attn_mask: Optional[Tensor] = None,
+    attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    scale: Optional[float] = None,
+    scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
     """scaled_dot_product_attention as products, a mask and a softmax."""
@@ -129,10 +129,10 @@ def _flex(
     key: Tensor,
     value: Tensor,
     score_mod: Callable[..., Tensor],
-    block_mask: Tuple[Any, ...],
+    block_mask: tuple[Any, ...],
     scale: float,
-    kernel_options: Dict[str, Any],
-) -> Tuple[Tensor, Tensor, Tensor]:
+    kernel_options: dict[str, Any],
+) -> tuple[Tensor, Tensor, Tensor]:
     """flex_attention as products. score_mod and mask_mod get all rows, heads, queries and keys at
     once. The sums and maxima that flex_attention also returns are not computed.
     """
@@ -201,7 +201,7 @@ def quiet() -> Iterator[None]:
         warnings.simplefilter("ignore")
         stack.enter_context(redirect_stderr(io.StringIO()))
         if flex := sys.modules.get("torch.nn.attention.flex_attention"):
-            named: Dict[str, Any] = {
+            named: dict[str, Any] = {
                 "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True,
                 "flex_attention_hop": _flex,
             }
@@ -211,13 +211,13 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def exported(plain: OneTensor, x: Tensor, most: int) -> Tuple[ExportedProgram, List[str]]:
+def exported(plain: OneTensor, x: Tensor, most: int) -> tuple[ExportedProgram, list[str]]:
     """Trace a module with free rows and tokens. Return the program and the remedies that it needed.
 
     The example is as long as possible, so that no branch for short lengths is taken. It is short if
     the module loops over tokens: a trace of each token takes long, and holds for one length.
     """
-    first: Optional[Refused] = None
+    first: Refused | None = None
     said = ""
     with quiet():
         loops = loops_over_tokens(plain, x, most)
@@ -236,13 +236,13 @@ def exported(plain: OneTensor, x: Tensor, most: int) -> Tuple[ExportedProgram, L
 
 
 def _attempt(
-    plain: OneTensor, x: Tensor, most: int, longest: int, used: List[str]
+    plain: OneTensor, x: Tensor, most: int, longest: int, used: list[str]
 ) -> ExportedProgram:
     copied = plain.copied()  # a trace may leave its values on it
     rows, length = _example_sizes(copied, longest)
     x = of_length(x[torch.arange(rows) % x.shape[0]], length).clone()
     free: Any = Dim.DYNAMIC
-    sizes: List[Dict[int, Any]] = [{0: free, 1: free}]
+    sizes: list[dict[int, Any]] = [{0: free, 1: free}]
     if copied.argument is not None:
         of_rows = {axis: free for axis, size in enumerate(copied.before) if not size}
         sizes.append({**of_rows, len(copied.before): free})
@@ -272,18 +272,18 @@ def _attempt(
             raise _in_our_words(error, copied, fixed) from error
 
 
-def _example_sizes(plain: OneTensor, most: int) -> Tuple[int, int]:
+def _example_sizes(plain: OneTensor, most: int) -> tuple[int, int]:
     """Return rows and tokens of the example, different from all sizes of the module if possible."""
-    taken: Set[int] = {s for held in plain.state_dict().values() for s in held.shape}
+    taken: set[int] = {s for held in plain.state_dict().values() for s in held.shape}
     lengths = range(most, max(1, most - 4), -1)
     length = next((n for n in lengths if n not in taken), lengths[0])
     return next(n for n in (3, 5, 7, 11, 3) if n not in taken or n == 11), length
 
 
 @contextmanager
-def _fixed_sizes(plain: OneTensor) -> Iterator[List[Tuple[sympy.Symbol, str, str]]]:
+def _fixed_sizes(plain: OneTensor) -> Iterator[list[tuple[sympy.Symbol, str, str]]]:
     """Record where the module's code fixes a size of the trace: symbol, layer, line."""
-    found: List[Tuple[sympy.Symbol, str, str]] = []
+    found: list[tuple[sympy.Symbol, str, str]] = []
     own, layers = ShapeEnv._set_replacement, plain.layers()
 
     def noted(env: ShapeEnv, a: sympy.Symbol, to: sympy.Expr, why: str) -> None:
@@ -297,7 +297,7 @@ def _fixed_sizes(plain: OneTensor) -> Iterator[List[Tuple[sympy.Symbol, str, str
 
 
 def _in_our_words(
-    error: Exception, plain: OneTensor, fixed: List[Tuple[sympy.Symbol, str, str]]
+    error: Exception, plain: OneTensor, fixed: list[tuple[sympy.Symbol, str, str]]
 ) -> Refused:
     """Translate an error of torch.export to a refusal with the layer and the line of code."""
     text = str(error)

@@ -1,6 +1,6 @@
 """A captured graph with the values of one run, which show what its operators do."""
 
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set
+from typing import Any, Callable, Iterable, Sequence
 
 import sympy
 import torch
@@ -21,7 +21,7 @@ LAYOUT = {
     aten.flatten, aten.unflatten, aten.detach, aten.lift_fresh_copy, aten.t,
 }  # fmt: skip
 # Operators that take a shape, and the argument that is the shape.
-SHAPED: Dict[Any, int] = {
+SHAPED: dict[Any, int] = {
     aten.view: 1, aten.reshape: 1, aten._unsafe_view: 1, aten.expand: 1, aten.full: 0,
     aten.zeros: 0, aten.ones: 0, aten.empty: 0, aten.new_zeros: 1, aten.new_ones: 1,
     aten.new_full: 1, aten.new_empty: 1,
@@ -34,7 +34,7 @@ LIKE = {
 SHAPE_ALONE = LIKE | {aten.sym_size, aten.sym_numel}  # operators that read no numbers of a tensor
 
 
-def zero_scores(shape: List[Any]) -> Tensor:
+def zero_scores(shape: list[Any]) -> Tensor:
     """Stand for scores in a graph that computes the biases which a module adds to scores."""
     return torch.zeros(shape)
 
@@ -42,7 +42,7 @@ def zero_scores(shape: List[Any]) -> Tensor:
 SHAPED[zero_scores] = 0
 
 
-def running_max(x: Tensor, axes: List[int]) -> Tensor:
+def running_max(x: Tensor, axes: list[int]) -> Tensor:
     """Return the maximum of each entry and those before it on an axis: cummax without indices."""
     return x.cummax(axes[0]).values
 
@@ -52,7 +52,7 @@ def packet(node: Node) -> Any:
     return getattr(node.target, "overloadpacket", node.target)
 
 
-def depending(graph: torch.fx.Graph, on: Iterable[Node]) -> Set[Node]:
+def depending(graph: torch.fx.Graph, on: Iterable[Node]) -> set[Node]:
     """Return some inputs of a graph, and the nodes whose numbers depend on theirs."""
     found = set(on)
     for node in graph.nodes:
@@ -62,9 +62,9 @@ def depending(graph: torch.fx.Graph, on: Iterable[Node]) -> Set[Node]:
     return found
 
 
-def inputs_of(node: Node) -> List[Node]:
+def inputs_of(node: Node) -> list[Node]:
     """Return the nodes that a node reads, in the order of its arguments, with repetitions."""
-    found: List[Node] = []
+    found: list[Node] = []
     torch.fx.node.map_arg((node.args, node.kwargs), lambda argument: found.append(argument))
     return found
 
@@ -94,22 +94,22 @@ class Values:
             for node in self.graph.nodes
             if node.op != "output" and node.meta.get("val") is not None
         ]
-        self.kind: Dict[Node, str] = {}
+        self.kind: dict[Node, str] = {}
         for node in self.nodes:
             self.kind[node] = self._kind(node)
         self.read = self._read()
         rows, length = capture.example.shape[:2]
         self.counts: Counts = {"B": rows, "Q": length, "K": length, "D": length}
-        self.memory: Set[Node] = set()  # nodes that depend on outputs of an encoder alone
+        self.memory: set[Node] = set()  # nodes that depend on outputs of an encoder alone
         self.beside = capture.drawn(rows, length) if capture.memory else ()
         if self.beside:
             self.counts["M"] = self.beside[0].shape[1]
             self.memory |= self._of_memory_alone()
         self.of = self.evaluate()
         self.varied = self._varied()
-        self._at_length: Dict[int, Dict[Node, Any]] = {}
+        self._at_length: dict[int, dict[Node, Any]] = {}
         placed = {capture.positions: capture.axes > 0} if capture.positions else {}
-        self._of_coordinates: Dict[Node, bool] = {**placed}
+        self._of_coordinates: dict[Node, bool] = {**placed}
 
     def _kind(self, node: Node) -> str:
         if node in self.constants:
@@ -127,9 +127,9 @@ class Values:
             return "data"
         return "length" if read & {"size", "length"} else "const"
 
-    def _read(self) -> Set[Node]:
+    def _read(self) -> set[Node]:
         """Return the nodes whose numbers, and not only shapes, the output depends on."""
-        found: Set[Node] = set()
+        found: set[Node] = set()
         left = [self.out]
         while left:
             node = left.pop()
@@ -138,7 +138,7 @@ class Values:
                 left += () if packet(node) in LIKE else inputs_of(node)
         return found
 
-    def _of_memory_alone(self) -> Set[Node]:
+    def _of_memory_alone(self) -> set[Node]:
         """Return the nodes of data that depend on outputs of an encoder, and no other data."""
         found = {self.capture.memory[0]}
         for node in self.nodes:
@@ -147,7 +147,7 @@ class Values:
                 found.add(node)
         return found
 
-    def data_of(self, node: Node) -> List[Node]:
+    def data_of(self, node: Node) -> list[Node]:
         """Return the inputs of a node that depend on the tokens."""
         return [other for other in inputs_of(node) if self.kind[other] == "data"]
 
@@ -180,7 +180,7 @@ class Values:
         values: Sequence[Any],
         counts: Counts,
         role: str = "Q",
-        roles: Optional[Roles] = None,
+        roles: Roles | None = None,
     ) -> Any:
         """Run the operator of a node.
 
@@ -209,11 +209,11 @@ class Values:
             arguments = [*arguments[:place], sizes, *arguments[place + 1 :]]
         return operator(*arguments, **named)
 
-    def evaluate(self, changed: Callable[[Node, Any], Any] = lambda _, x: x) -> Dict[Node, Any]:
+    def evaluate(self, changed: Callable[[Node, Any], Any] = lambda _, x: x) -> dict[Node, Any]:
         """Return the values of all nodes for the example. changed: maps a node and its value to the
         one that is stored, and that later nodes read.
         """
-        values: Dict[Node, Any] = {**self.constants, self.input: self.capture.example}
+        values: dict[Node, Any] = {**self.constants, self.input: self.capture.example}
         values |= zip(self.capture.memory, self.beside, strict=True)
         self._place(values, self.counts["B"], self.counts["Q"])
         with torch.no_grad():
@@ -223,8 +223,8 @@ class Values:
                     values[node] = changed(node, self.call(node, read, self.counts))
         return values
 
-    def _varied(self) -> Dict[Node, Any]:
-        found: Dict[Node, Any] = {}
+    def _varied(self) -> dict[Node, Any]:
+        found: dict[Node, Any] = {}
         generator = torch.Generator().manual_seed(6)
         for node in self.nodes:
             x, read = self.of.get(node), inputs_of(node)
@@ -240,7 +240,7 @@ class Values:
                     found[node] = torch.randn(x.shape, generator=generator).to(x.dtype)
         return found
 
-    def _place(self, values: Dict[Node, Any], rows: int, length: int) -> None:
+    def _place(self, values: dict[Node, Any], rows: int, length: int) -> None:
         """Add the value of the input of positions, if the module has this input."""
         node = self.capture.positions
         if node is not None:
@@ -254,7 +254,7 @@ class Values:
             self._of_coordinates[node] = any(map(self.reads_coordinates, inner))
         return self._of_coordinates[node]
 
-    def at(self, node: Node, length: int, known: Optional[Dict[Node, Any]] = None) -> Any:
+    def at(self, node: Node, length: int, known: dict[Node, Any] | None = None) -> Any:
         """Return a value that depends on the length alone, for one row of `length` tokens. known:
         values of other nodes, by default those for positions from 0 on; gets the computed values.
         Refused: an operator fails, as for a table with fewer positions.

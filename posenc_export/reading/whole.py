@@ -4,7 +4,7 @@ import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
+from typing import Any, Iterable, Optional
 
 import sympy
 import torch
@@ -14,8 +14,8 @@ from torch.fx import Graph, Interpreter, Node
 
 from posenc_export.reading.refused import Refused
 
-Beside = Tuple[Tensor, ...]  # what a module takes beside its tokens
-Path = Tuple[Union[int, str], ...]  # where a tensor stands in what forward returns
+Beside = tuple[Tensor, ...]  # what a module takes beside its tokens
+Path = tuple[int | str, ...]  # where a tensor stands in what forward returns
 
 
 @dataclass(eq=False)
@@ -40,24 +40,24 @@ class Capture:
 
     where: str
     graph: Graph
-    constants: Dict[Node, Tensor]
-    names: Dict[Node, str]
+    constants: dict[Node, Tensor]
+    names: dict[Node, str]
     input: Node
-    positions: Optional[Node]
+    positions: Node | None
     output: Node
     rows: sympy.Symbol
     tokens: sympy.Symbol
     least: int
     max_positions: int
-    lengths: List[int]
-    batches: List[int]
-    remedies: List[str]
+    lengths: list[int]
+    batches: list[int]
+    remedies: list[str]
     gives_last_token: bool
     example: Tensor
     causal: bool
     module: "OneTensor" = field(repr=False)
-    memory: Tuple[Node, ...] = ()
-    sources: Optional[sympy.Symbol] = None
+    memory: tuple[Node, ...] = ()
+    sources: sympy.Symbol | None = None
     copies: Mapping[str, str] = field(default_factory=dict)
     short: Optional["Capture"] = field(default=None, repr=False)
 
@@ -113,7 +113,7 @@ class Capture:
         return (self.traced if self.gives_last_token else self.own)(x, beside=beside)
 
     @property
-    def parameters(self) -> List[str]:
+    def parameters(self) -> list[str]:
         """Names of the parameters of the module; tied parameters have several."""
         return [name for name, _ in self.module.module.named_parameters(remove_duplicate=False)]
 
@@ -144,17 +144,17 @@ class OneTensor(nn.Module):
     def __init__(
         self,
         module: nn.Module,
-        positions: Optional[str],
-        before: Tuple[int, ...],
+        positions: str | None,
+        before: tuple[int, ...],
         path: Path,
-        memory: Optional[Tensor] = None,
+        memory: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.module, self.argument, self.before = module, positions, before
         self.path, self.memory = path, memory
 
     def forward(
-        self, x: Tensor, beside: Optional[Tensor] = None, mask: Optional[Tensor] = None
+        self, x: Tensor, beside: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
         named = {} if self.argument is None else {self.argument: beside}
         value = self.module(x, *([] if mask is None else [beside, mask]), **named)
@@ -165,7 +165,7 @@ class OneTensor(nn.Module):
                 value = getattr(value, key)
         return value
 
-    def inputs(self, x: Tensor, beside: Beside = ()) -> Tuple[Tensor, ...]:
+    def inputs(self, x: Tensor, beside: Beside = ()) -> tuple[Tensor, ...]:
         """Return x and the further inputs of the module: coordinates, by default positions, or
         outputs of an encoder and their mask, by default those of the example in all rows.
         """
@@ -191,17 +191,17 @@ class OneTensor(nn.Module):
         inside = private_copy(self.module)
         return OneTensor(inside, self.argument, self.before, self.path, self.memory)
 
-    def tensors(self) -> Dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """Return parameters and buffers of the module by all of their names."""
-        found: Dict[str, Tensor] = dict(self.module.named_buffers(remove_duplicate=False))
+        found: dict[str, Tensor] = dict(self.module.named_buffers(remove_duplicate=False))
         return {**found, **dict(self.module.named_parameters(remove_duplicate=False))}
 
-    def layers(self) -> Dict[int, str]:
+    def layers(self) -> dict[int, str]:
         """Return the names of the layers by id."""
         return {id(layer): name for name, layer in self.named_modules()}
 
 
-def held_by(program: ExportedProgram) -> Dict[str, Tuple[str, Tensor]]:
+def held_by(program: ExportedProgram) -> dict[str, tuple[str, Tensor]]:
     """Return names and values of weights, buffers and constants of a trace, by placeholder."""
     of, known = program.graph_signature, {**program.constants, **program.state_dict}
     inside = {**of.inputs_to_parameters, **of.inputs_to_buffers}
@@ -216,7 +216,7 @@ def count_numbers(tensors: Iterable[Tensor]) -> int:
 
 def private_copy(module: nn.Module) -> nn.Module:
     """Return a copy in eval mode that shares parameters, and has its own buffers and attributes."""
-    memo: Dict[int, Any] = {id(p): p for p in module.parameters()}
+    memo: dict[int, Any] = {id(p): p for p in module.parameters()}
     for layer in module.modules():
         for value in vars(layer).values():
             if isinstance(value, Tensor) and not value.is_leaf:

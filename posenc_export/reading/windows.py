@@ -1,7 +1,7 @@
 """Windows: regions of operators that need the last tokens before each one alone."""
 
 import itertools
-from typing import Any, List, Optional, Sequence
+from typing import Any, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ LARGER = 16.0  # times the numbers of the example
 
 def reach_of(
     properties: Any, region: Sequence[Node], root: Node, node: Node, roles: Roles
-) -> Optional[int]:
+) -> int | None:
     """Return how many earlier tokens a region reads for each token; None if it is no window."""
     own, of = properties.steps[root].roles, properties.values.of
     axis, to = axis_of(own, "Q"), axis_of(roles, "Q")
@@ -74,7 +74,7 @@ def _long_enough(properties: Any, region: Sequence[Node]) -> int:
     return max(properties.counts["Q"], min(3 * max(sizes, default=0), MOST_TOKENS))
 
 
-def _drawn(properties: Any, root: Node, length: int) -> List[Tensor]:
+def _drawn(properties: Any, root: Node, length: int) -> list[Tensor]:
     """Return values of a root for one row of a number of tokens, drawn from its own values."""
     own, generator = properties.steps[root].roles, torch.Generator().manual_seed(8)
     axis, values = axis_of(own, "Q"), properties.values

@@ -1,7 +1,7 @@
 """Operators of a graph that write to a value, replaced by functions of it."""
 
 import operator
-from typing import Any, Dict, Optional
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -12,7 +12,7 @@ WRITTEN = {  # operator that takes a part of a value: operator that replaces thi
     aten.select.int: aten.select_scatter.default,
 }
 PASSING = {aten.dropout.default, aten.type_as.default}  # may return their input itself
-Memory = Dict[Node, Node]  # by node so far, the first node whose value has the same memory
+Memory = dict[Node, Node]  # by node so far, the first node whose value has the same memory
 
 
 def writes(node: Node) -> bool:
@@ -33,7 +33,7 @@ def without_writes(graph: Graph) -> bool:
     return True
 
 
-def _shown(node: Node) -> Optional[Node]:
+def _shown(node: Node) -> Node | None:
     """Return the input of which a value is a view; None if it has memory of its own."""
     source = node.args[0] if node.args else None
     if not isinstance(source, Node):
@@ -41,7 +41,7 @@ def _shown(node: Node) -> Optional[Node]:
     if node.target is operator.getitem:
         return source if _shown(source) is not None else None
     schema = getattr(node.target, "_schema", None)
-    shows = node.target in PASSING or schema and any(one.alias_info for one in schema.returns)
+    shows = node.target in PASSING or (schema and any(one.alias_info for one in schema.returns))
     return source if shows else None
 
 

@@ -5,7 +5,7 @@ torchscript and pt2.
 import contextlib
 import warnings
 from pathlib import Path
-from typing import Callable, Optional, Union
+from typing import Callable
 
 import numpy as np
 
@@ -30,10 +30,10 @@ __all__ = [
 
 
 def load(
-    folder: Union[str, Path],
+    folder: str | Path,
     provider: str = "auto",
     threads: Threads = AUTO,
-    digest: Optional[str] = None,
+    digest: str | None = None,
     check: bool = True,
     capture: bool = True,
 ) -> Model:
@@ -83,7 +83,7 @@ def load(
 
 
 def _load(
-    folder: Path, manifest: Manifest, provider: str, threads: Optional[int], capture: bool
+    folder: Path, manifest: Manifest, provider: str, threads: int | None, capture: bool
 ) -> Model:
     if manifest.in_torch:
         check_files(folder, manifest)  # before torch reads a program
@@ -107,13 +107,13 @@ def _load(
 
 
 def verify(
-    folder: Union[str, Path],
+    folder: str | Path,
     provider: str = "auto",
-    threads: Optional[int] = 1,
-    digest: Optional[str] = None,
-    progress: Optional[Callable[[str], None]] = None,
+    threads: int | None = 1,
+    digest: str | None = None,
+    progress: Callable[[str], None] | None = None,
     record: bool = True,
-    tolerance: Optional[float] = None,
+    tolerance: float | None = None,
     quick: bool = False,
 ) -> Proof:
     """Verify an artefact on this machine: run every cell of the parity grid and compare with the

@@ -1,7 +1,7 @@
 """Coordinates of tokens in sequences with images and videos (Wang et al. 2024, Qwen2-VL, 2.1)."""
 
 from itertools import groupby
-from typing import Dict, Iterator, List, Sequence, Tuple
+from typing import Iterator, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from posenc_export.shared.refusal import refusal
 TEXT, IMAGE, VIDEO = 0, 1, 2
 BEHIND = ("largest", "sides")
 Grid = Sequence[int]  # patches along time, height and width
-Picture = Tuple[Grid, float]  # grid of an image or video, and time between two patches
+Picture = tuple[Grid, float]  # grid of an image or video, and time between two patches
 
 
 def coordinates(
@@ -96,7 +96,7 @@ def following(places: np.ndarray, count: int) -> np.ndarray:
 
 def _pictures(
     images: Sequence[Grid], videos: Sequence[Grid], intervals: Sequence[float], split: bool
-) -> Dict[int, Iterator[Picture]]:
+) -> dict[int, Iterator[Picture]]:
     """Grids and intervals of images and videos in order, by kind of token, after a check."""
     for name, grids in (("images", images), ("videos", videos)):
         sizes = np.asarray(grids)
@@ -109,15 +109,15 @@ def _pictures(
     if len(times) not in (0, len(videos)) or (split and times) or not finite:
         rule = f"one finite interval for each of {len(videos)} videos, or no intervals with split"
         raise refusal("grids", f"{rule} frames", times)
-    moving: List[Picture] = list(zip(videos, times or [1.0] * len(videos), strict=True))
+    moving: list[Picture] = list(zip(videos, times or [1.0] * len(videos), strict=True))
     if split:
         moving = [((1, *grid[1:]), 1.0) for grid, _ in moving for _ in range(int(grid[0]))]
     return {IMAGE: iter([(grid, 1.0) for grid in images]), VIDEO: iter(moving)}
 
 
 def _run(
-    kind: int, count: int, remaining: Dict[int, Iterator[Picture]], merge: int, merge_time: int
-) -> Tuple[np.ndarray, int]:
+    kind: int, count: int, remaining: dict[int, Iterator[Picture]], merge: int, merge_time: int
+) -> tuple[np.ndarray, int]:
     """Coordinates [3,count] of a run of tokens of one kind, counted from 0, and the first
     coordinate after its sides. Raise ValueError for a grid of another size.
     """

@@ -7,7 +7,7 @@ import ipaddress
 import re
 import secrets
 from dataclasses import dataclass
-from typing import Annotated, Optional, Sequence, Tuple
+from typing import Annotated, Sequence
 
 from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -26,13 +26,13 @@ BEARER = HTTPBearer(auto_error=False, description="The key of the server, if it 
 class Access:
     """Rules for requests."""
 
-    hosts: Tuple[str, ...] = (ANY,)  # accepted names in the header Host, without port; "*" for all
-    origins: Tuple[str, ...] = ()  # other origins whose pages may send requests; "*" for all
+    hosts: tuple[str, ...] = (ANY,)  # accepted names in the header Host, without port; "*" for all
+    origins: tuple[str, ...] = ()  # other origins whose pages may send requests; "*" for all
     # Requests of /v1 and /metrics need it as `Authorization: Bearer KEY`; empty for none
     key: str = ""
 
     def check_key(
-        self, authorization: Annotated[Optional[HTTPAuthorizationCredentials], Depends(BEARER)]
+        self, authorization: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]
     ) -> None:
         """Refuse requests without the key with status 401, in the same time for every wrong key."""
         key = authorization.credentials if authorization else ""
@@ -53,9 +53,7 @@ class Access:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=self.hosts, www_redirect=False)
 
 
-def access(
-    host: str, address: str, origins: Sequence[str] = (), key: Optional[str] = None
-) -> Access:
+def access(host: str, address: str, origins: Sequence[str] = (), key: str | None = None) -> Access:
     """Return the rules of a server: any Host if it listens on all addresses, otherwise `host` and
     the local names; pages of `origins`. Raise ValueError for an origin that is none, and a key that
     is empty or that a header cannot carry.

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from typing import Any, AsyncIterator, Callable, Dict, List, Optional, Tuple
+from typing import Any, AsyncIterator, Callable
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -44,15 +44,15 @@ class Service:
         name: str,
         model: Model,
         limits: Limits,
-        chat: Optional[ChatCodec],
+        chat: ChatCodec | None,
         failed: Callable[[], object],
     ) -> None:
         self.name, self.manifest, self.limits = name, model.manifest, limits
         self.completions = Completions(model.tokenizer, self.manifest.stop_ids)
         self.chat = Chat(chat)
-        self.open: Dict[Any, Completion] = {}  # running completions by request of the engine
+        self.open: dict[Any, Completion] = {}  # running completions by request of the engine
 
-        def deliver(tokens: List[Token]) -> None:
+        def deliver(tokens: list[Token]) -> None:
             self.loop.call_soon_threadsafe(self._dispatch, tokens)
 
         self.engine = Engine(model, limits, deliver, failed)
@@ -85,7 +85,7 @@ class Service:
         except asyncio.CancelledError:  # the server ends before the request
             return self.refuse(503, STOPPED)
 
-    def _built(self, body: bytearray, format: Format) -> Tuple[Asked, Completion]:
+    def _built(self, body: bytearray, format: Format) -> tuple[Asked, Completion]:
         """Read a request and its prompts. Nothing is queued before everything has succeeded."""
         asked: Any = http.parsed(body, format.request)
         http.check_model(asked.model, self.name)
@@ -144,12 +144,12 @@ class Service:
             yield event({**head, "choices": [], "usage": _usage(completion)})
         yield "data: [DONE]\n\n"
 
-    def _head(self, format: Format, kind: str) -> Dict[str, Any]:
-        head: Dict[str, Any] = {"id": f"{format.prefix}-{secrets.token_hex(12)}", "object": kind}
+    def _head(self, format: Format, kind: str) -> dict[str, Any]:
+        head: dict[str, Any] = {"id": f"{format.prefix}-{secrets.token_hex(12)}", "object": kind}
         head |= {"created": int(time.time()), "model": self.name}
         return {**head, "system_fingerprint": self.manifest.digest[:16]}
 
-    def _dispatch(self, tokens: List[Token]) -> None:
+    def _dispatch(self, tokens: list[Token]) -> None:
         """Pass the tokens of a turn to their completions, as far as these have not ended."""
         for token in tokens:
             if token.request in self.open:
@@ -161,12 +161,12 @@ class Service:
             del self.open[request]
 
 
-def _usage(completion: Completion) -> Dict[str, int]:
+def _usage(completion: Completion) -> dict[str, int]:
     prompt, new = completion.prompt_tokens, completion.completion_tokens
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 
-async def _collected(completion: Completion) -> List[Part]:
+async def _collected(completion: Completion) -> list[Part]:
     wholes = [Part(index, "", [], [], "") for index in range(len(completion.choices))]
     async for part in completion.parts():
         wholes[part.choice] = wholes[part.choice].joined(part)
@@ -178,7 +178,7 @@ def application(
     model: Model,
     limits: Limits,
     access: Access = Access(),
-    chat: Optional[ChatCodec] = None,
+    chat: ChatCodec | None = None,
     failed: Callable[[], object] = lambda: None,
 ) -> FastAPI:
     """Create the application, whose end also ends its engine. Arguments, errors as for Service."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from typing import Deque, List, Sequence, Tuple
+from typing import Sequence
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class Row:
         self.request = request
         self.kept = known // BLOCK  # blocks of its tokens that were given to the prefixes
         # Tokens that were not fed yet: of the prompt, later the last generated one
-        self.unread: Deque[int] = deque(request.prompt[known:])
+        self.unread: deque[int] = deque(request.prompt[known:])
         sampling = generation.Sampling(
             request.temperature, request.top_k, request.top_p,
             request.seed, request.max_tokens, request.stop_ids,
@@ -35,7 +35,7 @@ class Row:
         self.reader = generation.Reader(manifest, len(request.prompt), sampling)
         self.generated = self.reader.tokens
 
-    def take(self, count: int) -> List[int]:
+    def take(self, count: int) -> list[int]:
         """Remove and return the next `count` tokens to feed."""
         return [self.unread.popleft() for _ in range(min(count, len(self.unread)))]
 
@@ -50,7 +50,7 @@ class Row:
         return Token(request, token, ended, logprobs)
 
 
-def log_probabilities(logits: np.ndarray, token: int, count: int) -> Tuple[Tuple[int, float], ...]:
+def log_probabilities(logits: np.ndarray, token: int, count: int) -> tuple[tuple[int, float], ...]:
     """Return id and logarithm of the probability (softmax of logits [V], before temperature and
     sampling) of a token, then of the `count` most probable ones.
     """
@@ -79,7 +79,7 @@ class Batch:
 
     def __init__(self, model: Model, limits: Limits) -> None:
         self.limits = limits
-        self.rows: List[Row] = []
+        self.rows: list[Row] = []
         self._left = 0  # tokens of prompts that the turn may still feed
         # Rows of lazy caches take no memory until they are used.
         rows = limits.rows if allocates_lazily(model.graph) else 1
@@ -101,7 +101,7 @@ class Batch:
         self.session.step(np.zeros(rows, np.int64))
         self.session.reset()
 
-    def read(self, waiting: Deque[Request]) -> List[Token]:
+    def read(self, waiting: deque[Request]) -> list[Token]:
         """Feed at most a chunk of prompt tokens. Free rows are given to the first requests in
         `waiting`. Return the first generated token of each request whose prompt is complete. After
         a GraphError, call `fail`.
@@ -109,7 +109,7 @@ class Batch:
         self._left, tokens = self.limits.chunk, list[Token]()
         for index, row in enumerate(self.rows):
             if not row.generated and (part := row.take(self._left)):
-                parts: List[List[int]] = [[] for _ in self.rows]
+                parts: list[list[int]] = [[] for _ in self.rows]
                 parts[index] = part
                 logits = self.session.prefill(parts, logits_to_keep=1)[index]
                 tokens += self._read_part(index, row, len(part), logits)
@@ -129,7 +129,7 @@ class Batch:
             self.session.trim()
         return rows <= self.limits.rows and needed <= self.limits.memory
 
-    def step(self) -> List[Token]:
+    def step(self) -> list[Token]:
         """Feed one token of every row whose prompt was read. Return the generated tokens. After a
         GraphError, call `fail`.
         """
@@ -163,14 +163,14 @@ class Batch:
     def _leave_ended(self, tokens: Sequence[Token]) -> None:
         self.leave([token.request for token in tokens if token.ended])
 
-    def fail(self) -> List[Token]:
+    def fail(self) -> list[Token]:
         """Remove all rows. Return a failed token for each."""
         failed = [Token(row.request, -1, FAILED) for row in self.rows]
         self.rows.clear()
         self.session.reset()
         return failed
 
-    def _enter(self, request: Request) -> List[Token]:
+    def _enter(self, request: Request) -> list[Token]:
         """Admit a row with the known tokens of its prompt and as many more as the turn allows."""
         row, prefix = Row(request, self.session.manifest), None
         if self.prefixes:
@@ -188,7 +188,7 @@ class Batch:
         self._leave_ended(tokens)
         return tokens
 
-    def _read_part(self, index: int, row: Row, count: int, logits: np.ndarray) -> List[Token]:
+    def _read_part(self, index: int, row: Row, count: int, logits: np.ndarray) -> list[Token]:
         """Count tokens that were read. Return the first generated token, from logits [1,V], after
         the last.
         """

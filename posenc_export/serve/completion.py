@@ -4,7 +4,7 @@ import asyncio
 import functools
 import logging
 import time
-from typing import AsyncIterator, Dict, List, NamedTuple, Sequence
+from typing import AsyncIterator, NamedTuple, Sequence
 
 from posenc_export.runtime.artefact.tokenizer import Codec
 from posenc_export.serve.engine import Engine
@@ -19,12 +19,12 @@ class Part(NamedTuple):
 
     choice: int  # its index
     text: str  # new text
-    tokens: List[Token]  # new tokens, none of which has failed
-    places: List[int]  # number of characters of the choice before each of them
+    tokens: list[Token]  # new tokens, none of which has failed
+    places: list[int]  # number of characters of the choice before each of them
     ended: str  # STOP, LENGTH or FAILED for the last piece of a choice, otherwise empty
 
     @property
-    def ids(self) -> List[int]:
+    def ids(self) -> list[int]:
         """The generated token ids."""
         return [token.id for token in self.tokens]
 
@@ -37,7 +37,7 @@ class Part(NamedTuple):
 class Choice:
     """One choice of a completion: converts the tokens of a row to text."""
 
-    def __init__(self, index: int, request: Request, codec: Codec, stops: List[str]) -> None:
+    def __init__(self, index: int, request: Request, codec: Codec, stops: list[str]) -> None:
         self.index, self.request = index, request
         self.pieces, self.stops = codec.pieces(request.prompt), Stops(stops)
         self.tokens, self.characters, self.ended, self.last = 0, 0, "", 0.0
@@ -81,18 +81,18 @@ class Completion:
     def __init__(
         self,
         engine: Engine,
-        requests: List[Request],
+        requests: list[Request],
         n: int,
         codec: Codec,
-        stops: List[str],
+        stops: list[str],
         metrics: Metrics,
     ) -> None:
         self.engine, self.metrics = engine, metrics
         self.prompt_tokens = sum(len(request.prompt) for request in requests[::n])
-        self.choices: Dict[Request, Choice] = {}
+        self.choices: dict[Request, Choice] = {}
         for index, request in enumerate(requests):
             self.choices[request] = Choice(index, request, codec, stops)
-        self.tokens: "asyncio.Queue[Token]" = asyncio.Queue()
+        self.tokens: asyncio.Queue[Token] = asyncio.Queue()
         self.begun = time.monotonic()
 
     @property

@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from typing import Annotated, Any, List, Literal, Optional, Tuple, Union
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -23,18 +23,18 @@ Tokens = Annotated[Ids, Field(min_length=1)]
 class EmbeddingRequest(Fields):
     """Body of a request. Unsupported fields of OpenAI's API accept only their neutral value."""
 
-    model: Optional[str] = Field(None, description="Name of the served model; others are refused.")
-    input: Union[str, Annotated[List[str], SEVERAL], Tokens, Annotated[List[Ids], SEVERAL]] = Field(
+    model: str | None = Field(None, description="Name of the served model; others are refused.")
+    input: str | Annotated[list[str], SEVERAL] | Tokens | Annotated[list[Ids], SEVERAL] = Field(
         description="Text or token ids, or a list of these."
     )
     encoding_format: Literal["float", "base64"] = Field(
         "float", description="base64: the bytes of float32 numbers, little-endian."
     )
-    dimensions: Optional[int] = Field(
+    dimensions: int | None = Field(
         None, description="Size of an embedding; only that of the model is accepted."
     )
-    user: Optional[str] = None
-    prompt_name: Optional[str] = Field(
+    user: str | None = None
+    prompt_name: str | None = Field(
         None, description="Name of a prompt of the checkpoint to put before each text."
     )
 
@@ -84,7 +84,7 @@ class Embedder:
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return JSONResponse({"object": "list", "data": data, "model": self.name, "usage": usage})
 
-    def _embedded(self, asked: EmbeddingRequest) -> Tuple[List[np.ndarray], np.ndarray]:
+    def _embedded(self, asked: EmbeddingRequest) -> tuple[list[np.ndarray], np.ndarray]:
         inputs: Any = asked.input
         if isinstance(inputs, str) or isinstance(inputs[0], int):
             inputs = [inputs]

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import deque
-from typing import Callable, Deque, Iterable, List, Sequence, Set
+from typing import Callable, Iterable, Sequence
 
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
@@ -35,15 +35,15 @@ class Engine:
         self,
         model: Model,
         limits: Limits,
-        deliver: Callable[[List[Token]], object],
+        deliver: Callable[[list[Token]], object],
         failed: Callable[[], object] = lambda: None,
     ) -> None:
         check_model(model.manifest, limits)
         self.limits = limits
         self.deliver, self.failed = deliver, failed
         self.batch = Batch(model, limits)
-        self.waiting: Deque[Request] = deque()
-        self._cancelled: Set[Request] = set()
+        self.waiting: deque[Request] = deque()
+        self._cancelled: set[Request] = set()
         self.state = "ready"
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="posenc engine", daemon=True)
@@ -123,7 +123,7 @@ class Engine:
             # A prompt can fail alone; a graph that runs no more ends the engine.
             self.batch.probe(1)
 
-    def _delivered(self, tokens: List[Token]) -> int:
+    def _delivered(self, tokens: list[Token]) -> int:
         """Deliver tokens. Return the number of failed rows among them."""
         if tokens:
             self.deliver(tokens)

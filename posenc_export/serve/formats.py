@@ -4,7 +4,7 @@ import json
 import secrets
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Dict, List, Literal, Optional, Sequence, Union
+from typing import Annotated, Any, Literal, Sequence
 
 from pydantic import Field
 
@@ -29,11 +29,11 @@ from posenc_export.serve.requests import Limits, Request, refused
 class CompletionRequest(SamplingRequest):
     """Body of a request of /v1/completions."""
 
-    prompt: Union[str, Ids, Annotated[List[str], FAST], Annotated[List[Ids], FAST]] = Field(
+    prompt: str | Ids | Annotated[list[str], FAST] | Annotated[list[Ids], FAST] = Field(
         description="Text or token ids, or a list of these."
     )
     max_tokens: Whole = Field(16, description="Most new tokens.")
-    logprobs: Optional[int] = Field(
+    logprobs: int | None = Field(
         None,
         ge=0,
         le=MOST_LOGPROBS,
@@ -44,7 +44,7 @@ class CompletionRequest(SamplingRequest):
     best_of: Literal[None, 1] = None
 
     @property
-    def likeliest(self) -> Optional[int]:
+    def likeliest(self) -> int | None:
         """How many of the most probable tokens come with each token; None without probabilities."""
         return self.logprobs
 
@@ -58,17 +58,17 @@ class Completions:
     def __init__(self, codec: Codec, stop_ids: Sequence[int]) -> None:
         self.codec, self.stop_ids = codec, tuple(stop_ids)
 
-    def prompts(self, asked: Any, limits: Limits) -> List[Request]:
+    def prompts(self, asked: Any, limits: Limits) -> list[Request]:
         rows = (
             encoded(prompt, self.codec, limits) if isinstance(prompt, str) else tuple(prompt)
             for prompt in prompts_of(asked)
         )
         return [Request(ids, asked.max_tokens, stop_ids=self.stop_ids) for ids in rows]
 
-    def said(self, part: Part, begins: Optional[bool]) -> Dict[str, Any]:
+    def said(self, part: Part, begins: bool | None) -> dict[str, Any]:
         return {"text": part.text}
 
-    def logprobs(self, part: Part) -> Dict[str, Any]:
+    def logprobs(self, part: Part) -> dict[str, Any]:
         """Format the probabilities. Of tokens with equal texts, the likelier is listed."""
         spelling = partial(spelled, self.codec)
         pairs = [[(spelling(i), max(n, LEAST)) for i, n in t.logprobs] for t in part.tokens]
@@ -94,16 +94,16 @@ class Message(Fields):
     role: Literal["system", "developer", "user", "assistant"] = Field(
         description="developer is another name of system."
     )
-    content: Union[str, List[TextPart]] = Field(
+    content: str | list[TextPart] = Field(
         description="Text, or a list of texts, which the chat template joins; for one that reads "
         "only text, they become lines."
     )
-    name: Optional[str] = None
+    name: str | None = None
     refusal: Literal[None] = None
     annotations: Nothing = []
     tool_calls: Nothing = []
 
-    def plain(self) -> Dict[str, Any]:
+    def plain(self) -> dict[str, Any]:
         """Return the message as chat templates read it."""
         role = "system" if self.role == "developer" else self.role
         return {**self.model_dump(include={"content", "name"}, exclude_none=True), "role": role}
@@ -112,11 +112,11 @@ class Message(Fields):
 class ChatRequest(SamplingRequest):
     """Body of a request of /v1/chat/completions."""
 
-    messages: List[Message] = Field(
+    messages: list[Message] = Field(
         min_length=1, description="The conversation, as the chat template of the model takes it."
     )
-    max_tokens: Optional[Whole] = Field(None, description="Older name of max_completion_tokens.")
-    max_completion_tokens: Optional[Whole] = Field(
+    max_tokens: Whole | None = Field(None, description="Older name of max_completion_tokens.")
+    max_completion_tokens: Whole | None = Field(
         None, description="Most tokens of the reply; null for as many as the context allows."
     )
     logprobs: bool = Field(
@@ -130,11 +130,11 @@ class ChatRequest(SamplingRequest):
         le=MOST_LOGPROBS,
         description="Number of most probable tokens with each token; needs logprobs.",
     )
-    response_format: Optional[Dict[Literal["type"], Literal["text"]]] = Field(None, min_length=1)
-    chat_template_kwargs: Dict[str, Any] = Field(
+    response_format: dict[Literal["type"], Literal["text"]] | None = Field(None, min_length=1)
+    chat_template_kwargs: dict[str, Any] = Field(
         {}, description="Further values for the chat template, by names that it reads."
     )
-    reasoning_effort: Optional[str] = Field(
+    reasoning_effort: str | None = Field(
         None, description="Short for chat_template_kwargs with this name."
     )
     tools: Nothing = []
@@ -142,11 +142,11 @@ class ChatRequest(SamplingRequest):
     parallel_tool_calls: bool = Field(True, description="Without effect, as there are no tools.")
     functions: Nothing = []
     function_call: Literal[None, "none", "auto"] = None
-    modalities: List[Literal["text"]] = ["text"]
+    modalities: list[Literal["text"]] = ["text"]
     verbosity: Literal["medium"] = "medium"
 
     @property
-    def likeliest(self) -> Optional[int]:
+    def likeliest(self) -> int | None:
         """As of CompletionRequest."""
         return self.top_logprobs if self.logprobs else None
 
@@ -159,10 +159,10 @@ class Chat:
     request = ChatRequest
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, codec: Optional[ChatCodec]) -> None:
+    def __init__(self, codec: ChatCodec | None) -> None:
         self.codec = codec
 
-    def prompts(self, asked: Any, limits: Limits) -> List[Request]:
+    def prompts(self, asked: Any, limits: Limits) -> list[Request]:
         if self.codec is None:
             remedy = "send a prompt to /v1/completions"
             raise refused("chat", "a model with a chat template", "one without", remedy)
@@ -181,11 +181,11 @@ class Chat:
             most = max(1, limits.context - len(ids))
         return [Request(ids, most, stop_ids=tuple(self.codec.ends))]
 
-    def said(self, part: Part, begins: Optional[bool]) -> Dict[str, Any]:
+    def said(self, part: Part, begins: bool | None) -> dict[str, Any]:
         role = {} if begins is False else {"role": "assistant"}
         return {"message" if begins is None else "delta": {**role, "content": part.text}}
 
-    def logprobs(self, part: Part) -> Dict[str, Any]:
+    def logprobs(self, part: Part) -> dict[str, Any]:
         content = []
         for token in part.tokens:
             if not token.is_end:
@@ -193,7 +193,7 @@ class Chat:
                 content.append({**own, "top_logprobs": likeliest})
         return {"content": content, "refusal": None}
 
-    def _logprob(self, token: int, logarithm: float) -> Dict[str, Any]:
+    def _logprob(self, token: int, logarithm: float) -> dict[str, Any]:
         assert self.codec is not None  # otherwise the request was refused
         codec = self.codec.codec
         own = {"token": spelled(codec, token), "bytes": list(codec.bytes_of(token))}
@@ -202,13 +202,11 @@ class Chat:
 
 # The form of a route: prompts of a request, without its sampling; what a choice says in an entry of
 # `choices`, with `begins` in a stream, whether it is its first; and its probabilities.
-Format = Union[Completions, Chat]
-Asked = Union[CompletionRequest, ChatRequest]
+Format = Completions | Chat
+Asked = CompletionRequest | ChatRequest
 
 
-def entry(
-    format: Format, part: Part, asked: Asked, begins: Optional[bool] = None
-) -> Dict[str, Any]:
+def entry(format: Format, part: Part, asked: Asked, begins: bool | None = None) -> dict[str, Any]:
     """Return an entry of `choices`: of a response, or with `begins`, whether it is the first of its
     choice, of an event of a stream.
     """
@@ -218,7 +216,7 @@ def entry(
     return {"index": part.choice, **format.said(part, begins), **ended, **ids}
 
 
-def rows(asked: Asked, format: Format, limits: Limits) -> List[Request]:
+def rows(asked: Asked, format: Format, limits: Limits) -> list[Request]:
     """Create an engine request for each choice, all of a prompt before those of the next. Raise
     ValueError for more choices than the queue holds, and a prompt that cannot be encoded.
     """

@@ -6,7 +6,7 @@ import functools
 import json
 import re
 import time
-from typing import Any, AsyncIterator, Callable, Dict, List, Optional, Type, TypeVar, Union
+from typing import Any, AsyncIterator, Callable, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -63,7 +63,7 @@ def application(
         answer: returns the response for status and message of an error.
         settings: further arguments of FastAPI.
     """
-    about: Dict[str, Any] = {"title": "posenc", "version": VERSION, "summary": title}
+    about: dict[str, Any] = {"title": "posenc", "version": VERSION, "summary": title}
     # The pages of FastAPI load scripts from another server: /openapi.json is the description.
     app = FastAPI(**about, docs_url=None, redoc_url=None, **settings)
     app.include_router(routes, dependencies=[Depends(access.check_key)] if access.key else [])
@@ -92,7 +92,7 @@ def application(
     return app
 
 
-def described(request: Type[BaseModel]) -> Dict[str, Any]:
+def described(request: type[BaseModel]) -> dict[str, Any]:
     """Return the description of the body of a route's requests."""
     content = {"application/json": {"schema": request.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
@@ -121,7 +121,7 @@ async def read_body(request: Request) -> bytearray:
     return body
 
 
-def parsed(body: Union[bytes, bytearray], kind: Type[Asked]) -> Asked:
+def parsed(body: bytes | bytearray, kind: type[Asked]) -> Asked:
     """Parse the body of a request. Raise Refused if it is not JSON or has a wrong field."""
     try:
         return kind.model_validate_json(body)
@@ -150,12 +150,12 @@ def parsed(body: Union[bytes, bytearray], kind: Type[Asked]) -> Asked:
         raise Refused(f"{said}; {remedy}") from None
 
 
-def _where(content: Any, error: Any) -> List[Union[str, int]]:
+def _where(content: Any, error: Any) -> list[str | int]:
     """Return the place of an error in a body: keys and indices, without names of types."""
-    place: List[Union[str, int]] = []
+    place: list[str | int] = []
     for part in error["loc"]:
         inside = isinstance(content, list) and isinstance(part, int) and part < len(content)
-        if inside or isinstance(content, dict) and part in content:
+        if inside or (isinstance(content, dict) and part in content):
             content = content[part]
             place.append(part)
         elif error["type"] == "missing" and part == error["loc"][-1]:
@@ -163,7 +163,7 @@ def _where(content: Any, error: Any) -> List[Union[str, int]]:
     return place
 
 
-def check_model(asked: Optional[str], name: str) -> None:
+def check_model(asked: str | None, name: str) -> None:
     """Raise Refused if a request names another model than the served one."""
     if asked not in (None, name):
         raise refused("model", name, cut(str(asked)), "/v1/models lists what is served", 404)
@@ -175,16 +175,16 @@ def add_models(routes: APIRouter, name: str, longest: int, manifest: Manifest) -
     model |= {"max_model_len": longest, "target": manifest.target, "digest": manifest.digest}
 
     @routes.get("/v1/models", summary="List the served model")
-    async def models() -> Dict[str, Any]:
+    async def models() -> dict[str, Any]:
         return {"object": "list", "data": [model]}
 
     @routes.get("/v1/models/{asked:path}", summary="Describe the served model")
-    async def one_model(asked: str) -> Dict[str, Any]:
+    async def one_model(asked: str) -> dict[str, Any]:
         check_model(asked, name)
         return model
 
 
-def failure(message: str, kind: str = "invalid_request_error") -> Dict[str, Any]:
+def failure(message: str, kind: str = "invalid_request_error") -> dict[str, Any]:
     """Format the body of an error response."""
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
@@ -235,6 +235,6 @@ async def _cut(send: Any, message: str) -> None:
             await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def event(content: Dict[str, Any]) -> str:
+def event(content: dict[str, Any]) -> str:
     """Format one event."""
     return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -3,7 +3,6 @@
 import bisect
 import sys
 from pathlib import Path
-from typing import Optional
 
 from posenc_export.runtime.session.session import Session
 from posenc_export.shared.refusal import refusal
@@ -12,7 +11,7 @@ MEMINFO = Path("/proc/meminfo")
 SHARE = 0.5  # of the available memory that caches of rows may take by default
 
 
-def rows_memory(asked: Optional[int], prefixes: int, available: Optional[int]) -> int:
+def rows_memory(asked: int | None, prefixes: int, available: int | None) -> int:
     """Return the bytes that caches of rows may take: those asked for, or a share of the available
     ones. Raise ValueError if fewer are available.
     """
@@ -38,7 +37,7 @@ def longest_row(session: Session, memory: int, context: int, chunk: int) -> int:
     return bisect.bisect_right(tokens, memory, key=lambda n: most_needed(session, 1, n, chunk))
 
 
-def available_memory() -> Optional[int]:
+def available_memory() -> int | None:
     """Return the bytes that processes can allocate; None where the system does not tell them."""
     if not MEMINFO.is_file():
         return None

@@ -1,6 +1,6 @@
 """What requests of all routes have, and how they become rows of the engine."""
 
-from typing import Annotated, Any, Dict, List, Literal, Optional, Sequence, Tuple, Union
+from typing import Annotated, Any, Literal, Sequence
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
@@ -14,7 +14,7 @@ CHARACTERS = 64  # limit of the characters of a prompt, for each token that it m
 LEAST = -9999.0  # OpenAI's number for the logarithm of a probability of 0
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 FAST = Field(fail_fast=True)  # otherwise each of 100,000 wrong items takes time
-Ids = Annotated[List[Whole], FAST]
+Ids = Annotated[list[Whole], FAST]
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 
 
@@ -25,8 +25,8 @@ def _nothing(value: Any, info: ValidationInfo) -> Any:
     return value
 
 
-Nothing = Annotated[List[Any], AfterValidator(_nothing), Field(json_schema_extra={"maxItems": 0})]
-NoEntries = Annotated[Dict[str, Any], AfterValidator(_nothing)]
+Nothing = Annotated[list[Any], AfterValidator(_nothing), Field(json_schema_extra={"maxItems": 0})]
+NoEntries = Annotated[dict[str, Any], AfterValidator(_nothing)]
 
 
 class Fields(BaseModel):
@@ -52,27 +52,27 @@ class StreamOptions(Fields):
 class SamplingRequest(Fields):
     """What all requests have. Unsupported fields of OpenAI's API accept only a neutral value."""
 
-    model: Optional[str] = Field(None, description="Name of the served model; others are refused.")
+    model: str | None = Field(None, description="Name of the served model; others are refused.")
     temperature: float = Field(
         1.0, ge=0, description="Divisor of the logits; 0 chooses the most probable token."
     )
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0, description="Sample from the k most probable tokens; 0 for all.")
-    seed: Optional[int] = Field(
+    seed: int | None = Field(
         None,
         ge=-(2**63),
         lt=2**63,
         description="Seed of sampling; choice i of a prompt uses seed + i.",
     )
     n: int = Field(1, ge=1, le=128, description="Number of choices for each prompt.")
-    stop: Union[None, Stop, Annotated[List[Stop], Field(max_length=MOST_STOPS)]] = Field(
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = Field(
         None, description="Strings that end the text; the text does not include them."
     )
     stop_token_ids: Ids = Field(
         [], max_length=64, description="Ids that end the text, in addition to those of the model."
     )
     stream: bool = False
-    stream_options: Optional[StreamOptions] = None
+    stream_options: StreamOptions | None = None
     return_token_ids: bool = Field(
         False,
         description="Whether choices have token_ids: all generated ids, also of a stop string.",
@@ -83,7 +83,7 @@ class SamplingRequest(Fields):
     prompt_cache_key: str = Field("", description="As user.")
     safety_identifier: str = Field("", description="As user.")
     # Fields of OpenAI's API, and then of vLLM's, with the values that change nothing.
-    logit_bias: Optional[Dict[str, Literal[0]]] = None
+    logit_bias: dict[str, Literal[0]] | None = None
     presence_penalty: Literal[0] = 0
     frequency_penalty: Literal[0] = 0
     metadata: NoEntries = {}
@@ -96,12 +96,12 @@ class SamplingRequest(Fields):
     skip_special_tokens: Literal[True] = True
 
     @property
-    def stops(self) -> List[str]:
+    def stops(self) -> list[str]:
         """The stop strings."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
-def encoded(text: str, codec: Codec, limits: Limits, special: bool = True) -> Tuple[int, ...]:
+def encoded(text: str, codec: Codec, limits: Limits, special: bool = True) -> tuple[int, ...]:
     """Return the token ids of a text, as Codec.encode. Raise Refused for a text with more than
     CHARACTERS characters for each token that a prompt may have, since encoding it could take
     seconds.

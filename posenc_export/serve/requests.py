@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import dataclass
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared.refusal import refusal
@@ -28,15 +28,15 @@ class Limits:
 class Request:
     """A prompt to continue in one row. Requests are compared by identity."""
 
-    prompt: Tuple[int, ...]  # token ids
+    prompt: tuple[int, ...]  # token ids
     max_tokens: int  # largest number of tokens to generate
     temperature: float = 0.0  # as for runtime.session.generation.Sampling
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0  # seed of sampling; gives the same tokens as Session.generate with this seed
-    stop_ids: Tuple[int, ...] = ()  # ids that end the row
+    stop_ids: tuple[int, ...] = ()  # ids that end the row
     # Most probable tokens that come with each token and its probability; None for neither.
-    logprobs: Optional[int] = None
+    logprobs: int | None = None
     sharing: str = ""  # the caches of prompts are shared by requests with the same one of these
 
 
@@ -48,7 +48,7 @@ class Token(NamedTuple):
     ended: str  # STOP, LENGTH or FAILED for the last token of a row, otherwise empty
     # Ids and logarithms of their probabilities: this token, then the most probable ones; empty if
     # not requested.
-    logprobs: Tuple[Tuple[int, float], ...] = ()
+    logprobs: tuple[tuple[int, float], ...] = ()
 
     @property
     def is_end(self) -> bool:

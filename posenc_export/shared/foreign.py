@@ -7,7 +7,7 @@ import linecache
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Iterator, Sequence, Tuple, Type
+from typing import Any, Iterator, Sequence
 
 import msgspec
 
@@ -15,7 +15,7 @@ from posenc_export.shared.refusal import refusal
 
 # Exceptions that libraries raise for content that they do not expect: tokenizers, torch's readers.
 # RuntimeError includes RecursionError, LookupError includes KeyError and IndexError.
-FOREIGN: Tuple[Type[Exception], ...] = (
+FOREIGN: tuple[type[Exception], ...] = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -38,7 +38,7 @@ TORCHS = [] if TORCH is None else TORCH.submodule_search_locations or []
 OTHERS_CODE = (*TORCHS, str(Path(__file__).parents[1]), importlib.__file__, "<")
 
 
-def last_line(frames: Sequence[Tuple[str, int]]) -> str:
+def last_line(frames: Sequence[tuple[str, int]]) -> str:
     """Return the last line of a user's code among files and numbers of lines, as
     `folder/file.py:12: code`; empty if there is none.
     """
@@ -59,7 +59,7 @@ def brief(error: object) -> str:
 
 
 @contextlib.contextmanager
-def explained(rule: str, remedy: str, *errors: Type[Exception]) -> Iterator[None]:
+def explained(rule: str, remedy: str, *errors: type[Exception]) -> Iterator[None]:
     """Context manager that turns errors of FOREIGN, bare ones, panics and `errors` into a
     ValueError. rule: what was expected, such as "text: expected a text that the tokenizer can
     encode"; a ValueError that begins with the same word stays as it is.
@@ -71,12 +71,12 @@ def explained(rule: str, remedy: str, *errors: Type[Exception]) -> Iterator[None
         # they do not give away.
         bare = type(error) is Exception or type(error).__name__ == PANIC
         own = isinstance(error, ValueError) and str(error).startswith(rule[: rule.find(":") + 1])
-        if own or not bare and not isinstance(error, (*FOREIGN, *errors)):
+        if own or (not bare and not isinstance(error, (*FOREIGN, *errors))):
             raise
         raise ValueError(f"{rule}, got an error ({brief(error)}); {remedy}") from None
 
 
-def json_of(where: str, name: str, content: bytes, remedy: str, kind: Type[Any] = dict) -> Any:
+def json_of(where: str, name: str, content: bytes, remedy: str, kind: type[Any] = dict) -> Any:
     """Return the content of the JSON file `name`, of type `kind`, dict or list. Raise ValueError,
     which begins with `where`, for content that is not JSON in UTF-8, nested too deeply, or of
     another kind.

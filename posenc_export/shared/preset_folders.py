@@ -2,7 +2,6 @@
 
 import importlib.util
 from pathlib import Path
-from typing import List, Optional
 
 NAMES = ("tiny-rope", "tiny-alibi", "small-rope", "small-alibi", "small-t5", "small-fire")
 PACKAGE = "posenc_export_presets"
@@ -10,14 +9,14 @@ INSTALL = "pip install 'posenc-export[presets]', or in a source tree ./packages/
 SOURCE_TREE = Path(__file__).parents[2] / "packages" / "presets" / PACKAGE
 
 
-def places() -> List[Path]:
+def places() -> list[Path]:
     """Return the folders that may hold presets: the source tree's, then the package's."""
     installed = importlib.util.find_spec(PACKAGE)
     folders = installed.submodule_search_locations if installed else None
     return [SOURCE_TREE, *map(Path, folders or ())]
 
 
-def preset_folder(name: str) -> Optional[Path]:
+def preset_folder(name: str) -> Path | None:
     """Return the folder of a preset's artefact, or None."""
     if name not in NAMES:
         return None

@@ -1,7 +1,7 @@
 """Progress of a phase with a known number of steps."""
 
 import time
-from typing import Callable, Optional
+from typing import Callable
 
 EVERY = 0.5  # seconds between two lines at least
 Progress = Callable[[str], None]  # takes one line of text
@@ -26,7 +26,7 @@ class Steps:
         self._start = self._said = time.monotonic()
         self._done = 0
 
-    def advance(self, done: Optional[int] = None) -> None:
+    def advance(self, done: int | None = None) -> None:
         """Count one more step, or set the number of steps that are done."""
         self._done = self._done + 1 if done is None else done
         now = time.monotonic()

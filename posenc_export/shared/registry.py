@@ -3,7 +3,7 @@
 import inspect
 import math
 import operator
-from typing import Any, Collection, Dict, Literal, Mapping, Type, get_args, get_origin
+from typing import Any, Collection, Literal, Mapping, get_args, get_origin
 
 from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.refusal import refusal
@@ -24,8 +24,8 @@ LIMITS = (
 
 
 def parameters(
-    kind: str, classes: Mapping[str, Type[Any]], name: str, context: int = 1
-) -> Dict[str, inspect.Parameter]:
+    kind: str, classes: Mapping[str, type[Any]], name: str, context: int = 1
+) -> dict[str, inspect.Parameter]:
     """Return the constructor parameters of a registered class, by name, without `context` leading
     ones. kind: kind of part, for messages. Raise ValueError for an unknown name.
     """
@@ -42,7 +42,7 @@ def check_registered(kind: str, names: Collection[str], name: str) -> None:
     check_name(f"{kind}: expected name", name, names)
 
 
-def build(kind: str, classes: Mapping[str, Type[Any]], spec: Spec, *context: Any) -> Any:
+def build(kind: str, classes: Mapping[str, type[Any]], spec: Spec, *context: Any) -> Any:
     """Build the object of a specification {"name": key of classes, parameter: value}, after the
     leading arguments `context`. Raise ValueError for an unknown name or parameter, a missing one, a
     number that is not finite, sizes that exceed the memory, or a value that the class refuses.
@@ -83,7 +83,7 @@ def check_known(kind: str, name: str, key: str, known: Mapping[str, Any]) -> Non
         raise refusal(f"{kind} {name}", rule, repr(key), suggestion(key, known))
 
 
-def kind_of(parameter: inspect.Parameter) -> Type[Any]:
+def kind_of(parameter: inspect.Parameter) -> type[Any]:
     """The type of a parameter, or of several the one that text is converted to."""
     accepted = (parameter.annotation, *getattr(parameter.annotation, "__args__", ()))
     return next((kind for kind in accepted if kind in (bool, float, int, str)), str)

@@ -2,7 +2,7 @@
 
 import textwrap
 from itertools import zip_longest
-from typing import List, Optional, Sequence
+from typing import Sequence
 
 WIDTH = 100  # largest line length of tables on a terminal
 GAP = "  "
@@ -14,11 +14,11 @@ def counted(count: int, what: str) -> str:
 
 
 def aligned(
-    heads: Optional[Sequence[str]],
+    heads: Sequence[str] | None,
     rows: Sequence[Sequence[str]],
-    width: Optional[int] = None,
+    width: int | None = None,
     shorten: bool = False,
-) -> List[str]:
+) -> list[str]:
     """Lines of a table. Columns whose cells all begin with a digit or are "-" are right-aligned,
     others left-aligned. Without `heads` it has no headings; cells beyond `width` are wrapped
     between words, or with `shorten` cut there.
@@ -43,7 +43,7 @@ def aligned(
     return lines
 
 
-def _fitted(table: Sequence[Sequence[str]], width: Optional[int]) -> List[int]:
+def _fitted(table: Sequence[Sequence[str]], width: int | None) -> list[int]:
     """Widths of columns; the widest is narrowed first, not below its longest word."""
     columns = list(zip(*table, strict=True))
     sizes = [max(1, *map(len, column)) for column in columns]

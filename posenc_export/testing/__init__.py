@@ -4,7 +4,7 @@ import contextlib
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Type
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from posenc_export import encodings
 from posenc_export.encodings import PositionEncoding
@@ -23,12 +23,12 @@ NAME = "encoding_under_test"
 
 
 def check_encoding(
-    cls: Type[PositionEncoding],
-    parameters: Optional[Mapping[str, Any]] = None,
-    targets: Optional[Sequence[str]] = None,
+    cls: type[PositionEncoding],
+    parameters: Mapping[str, Any] | None = None,
+    targets: Sequence[str] | None = None,
     max_positions: int = 1100,
-    progress: Optional[Callable[[str], None]] = None,
-) -> Dict[str, Any]:
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
     """Check an encoding in the same way as the encodings of this package. Exports a decoder of two
     layers to each target, which takes some seconds per target.
 
@@ -72,7 +72,7 @@ def _print(line: str) -> None:
 
 
 @contextlib.contextmanager
-def _registered(cls: Type[PositionEncoding]) -> Iterator[None]:
+def _registered(cls: type[PositionEncoding]) -> Iterator[None]:
     encodings.register(NAME, cls)
     try:
         yield
@@ -81,10 +81,10 @@ def _registered(cls: Type[PositionEncoding]) -> Iterator[None]:
 
 
 def _config(
-    spec: Mapping[str, Any], cls: Type[PositionEncoding], max_positions: int
+    spec: Mapping[str, Any], cls: type[PositionEncoding], max_positions: int
 ) -> StackConfig:
     causal = "causal" in cls.works_in
-    heads: Dict[str, Any] = {"kv_heads": KV_HEADS, "head_size": HEAD_SIZE}
+    heads: dict[str, Any] = {"kv_heads": KV_HEADS, "head_size": HEAD_SIZE}
     block = block_config(WIDTH, HEADS, max_positions, **heads, encoding=spec, causal=causal)
     tied = encodings.build(spec, geometry_of(max_positions, causal)).token_width(WIDTH) == WIDTH
     return decoder_config(61, 2, 40, block, tied=tied)

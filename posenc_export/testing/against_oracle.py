@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Type
+from typing import Any, Callable, Iterator, Mapping, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ HEADS, KV_HEADS, HEAD_SIZE, WIDTH = 6, 3, 16, 48
 ROUNDING = 1e-2
 
 
-Points = Tuple[torch.Tensor, List[Any]]  # coordinates, and those of each token
+Points = tuple[torch.Tensor, list[Any]]  # coordinates, and those of each token
 
 
 class Compared(NamedTuple):
@@ -49,8 +49,8 @@ def geometry_of(max_positions: int, causal: bool) -> Geometry:
 
 
 def check(
-    cls: Type[PositionEncoding], spec: Mapping[str, Any], max_positions: int
-) -> Dict[str, float]:
+    cls: type[PositionEncoding], spec: Mapping[str, Any], max_positions: int
+) -> dict[str, float]:
     """Return the worst errors of embed, rotate and bias. Scores from content are compared in whole
     models instead.
 
@@ -58,7 +58,7 @@ def check(
         AssertionError: a hook that differs from the oracle; the message names the place of the
             largest difference.
     """
-    by_hook: Dict[str, Worst] = {}
+    by_hook: dict[str, Worst] = {}
     places = sorted({place for place in PLACES if place < max_positions} | {max_positions - 1})
     for kind in cls.works_in:
         with drawn_from(0):
@@ -143,7 +143,7 @@ def _worst(compared: Compared) -> Worst:
     return Worst(float(errors[entry]), compared.name(*entry), actual, expected, ahead)
 
 
-def _rows(encoding: PositionEncoding, places: List[int]) -> Iterator[Compared]:
+def _rows(encoding: PositionEncoding, places: list[int]) -> Iterator[Compared]:
     """Results of embed and rotate and of their oracles, if the encoding overrides them."""
     oracle = encoding.oracle()
     for coordinates, of_tokens in _coordinates(encoding, places):
@@ -166,7 +166,7 @@ def _rows(encoding: PositionEncoding, places: List[int]) -> Iterator[Compared]:
                 yield Compared("rotate", _numbers(turned[0]), expected, _namer(of_tokens, what))
 
 
-def _namer(of_tokens: List[Any], what: str = "") -> Callable[..., str]:
+def _namer(of_tokens: list[Any], what: str = "") -> Callable[..., str]:
     """Return a function from indices to an entry's name; what: "query" or "key" for heads."""
 
     def name(token: int, *rest: int) -> str:
@@ -177,7 +177,7 @@ def _namer(of_tokens: List[Any], what: str = "") -> Callable[..., str]:
     return name
 
 
-def _coordinates(encoding: PositionEncoding, places: List[int]) -> Iterator[Points]:
+def _coordinates(encoding: PositionEncoding, places: list[int]) -> Iterator[Points]:
     """Positions [1,n] and, for the oracle, each token's; on a grid [axes,1,n]."""
     index = torch.tensor([places])
     if not encoding.axes:
@@ -194,16 +194,16 @@ def _differing(index: torch.Tensor, axes: int) -> Points:
     return differing, list(zip(*differing[:, 0].tolist(), strict=True))
 
 
-def _scores(encoding: PositionEncoding, places: List[int], causal: bool) -> Iterator[Compared]:
+def _scores(encoding: PositionEncoding, places: list[int], causal: bool) -> Iterator[Compared]:
     """The bias and its oracle, if there is one; 0 for hidden keys."""
     index, oracle = torch.tensor([places]), encoding.oracle()
-    points: List[Points] = [(index, places)] if overrides(encoding, "bias") else []
+    points: list[Points] = [(index, places)] if overrides(encoding, "bias") else []
     if encoding.grid_bias:
         points.append(_differing(index, encoding.axes + encoding.with_position))
     shape = (HEADS, len(places), len(places))
     seen = np.tril(np.ones(shape, bool)) if causal else np.ones(shape, bool)
     for coordinates, of_tokens in points:
-        bias: Optional[torch.Tensor] = encoding.bias(coordinates, coordinates)
+        bias: torch.Tensor | None = encoding.bias(coordinates, coordinates)
         if bias is None:
             return
         expected = np.zeros(shape)
@@ -213,7 +213,7 @@ def _scores(encoding: PositionEncoding, places: List[int], causal: bool) -> Iter
         yield Compared("bias", actual, expected, functools.partial(_pair, of_tokens))
 
 
-def _pair(of_tokens: List[Any], head: int, query: int, key: int) -> str:
+def _pair(of_tokens: list[Any], head: int, query: int, key: int) -> str:
     return f"query {of_tokens[query]}, key {of_tokens[key]}, head {head}"
 
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 from tests.attacks import grammar, harness
 from tests.attacks.threats import THREATS
@@ -47,7 +47,7 @@ class Mutated(NamedTuple):
         return path
 
 
-def jobs(mutations: int, seed: int) -> List[Tuple[str, Job]]:
+def jobs(mutations: int, seed: int) -> list[tuple[str, Job]]:
     """Return all jobs with their formats."""
     result = []
     for attack in grammar.attacks():
@@ -66,7 +66,7 @@ def jobs(mutations: int, seed: int) -> List[Tuple[str, Job]]:
     return result
 
 
-def _child(jobs: List[Job], around: Path, to: Connection) -> None:
+def _child(jobs: list[Job], around: Path, to: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number, job in enumerate(jobs):
@@ -74,9 +74,9 @@ def _child(jobs: List[Job], around: Path, to: Connection) -> None:
         to.send(harness.tried(job.write, job.command, folder, job.refused, job.confined))
 
 
-def run(jobs: List[Job]) -> List[Optional[List[str]]]:
+def run(jobs: list[Job]) -> list[list[str] | None]:
     """Return the findings of each job; None where the process ended or did not answer."""
-    results: List[Optional[List[str]]] = []
+    results: list[list[str] | None] = []
     while len(results) < len(jobs):
         with tempfile.TemporaryDirectory() as temporary:
             here, there = multiprocessing.get_context("fork").Pipe(duplex=False)

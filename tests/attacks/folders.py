@@ -7,20 +7,20 @@ import json
 import os
 import struct
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Iterator
 
 import torch
 from safetensors.torch import save
 
 Write = Callable[[Path, Path], Path]  # as `write` of a threat: a folder and the trace, to a path
-CONFIG: Dict[str, Any] = {
+CONFIG: dict[str, Any] = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 61,
     "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1,
     "intermediate_size": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
     "hidden_act": "silu", "tie_word_embeddings": True, "eos_token_id": 1,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
 }  # fmt: skip
-SHAPES: Dict[str, Tuple[int, ...]] = {
+SHAPES: dict[str, tuple[int, ...]] = {
     "embed_tokens": (61, 8), "norm": (8,), "layers.0.input_layernorm": (8,),
     "layers.0.post_attention_layernorm": (8,), "layers.0.self_attn.q_proj": (8, 8),
     "layers.0.self_attn.k_proj": (4, 8), "layers.0.self_attn.v_proj": (4, 8),
@@ -29,7 +29,7 @@ SHAPES: Dict[str, Tuple[int, ...]] = {
 }  # fmt: skip
 WEIGHTS = {f"model.{name}.weight": torch.ones(shape) for name, shape in SHAPES.items()}
 # Keys that make transformers or sentence-transformers import or fetch something, by file.
-KEYS: Dict[str, List[str]] = {
+KEYS: dict[str, list[str]] = {
     "config.json": """auto_map attn_implementation _attn_implementation experts_implementation
         _experts_implementation quantization_config custom_pipelines _name_or_path trust_remote_code
         tokenizer_class architectures model_type torch_dtype hidden_act rope_parameters
@@ -71,7 +71,7 @@ def code(folder: Path, trace: Path) -> None:
     (folder / "evil.py").write_text(f"open({str(trace)!r}, 'w')\nclass Model: pass\n")
 
 
-def _values(trace: Path) -> Dict[str, Any]:
+def _values(trace: Path) -> dict[str, Any]:
     """Return what a key may name, by kind of payload."""
     return {
         "module": "evil.Model",
@@ -98,7 +98,7 @@ def _written(file: str, content: Callable[[Path], bytes]) -> Write:
     return write
 
 
-def of_keys() -> Iterator[Tuple[str, Write]]:
+def of_keys() -> Iterator[tuple[str, Write]]:
     """Every payload under every key of every JSON file."""
     for file, keys in KEYS.items():
         for key in keys:
@@ -120,9 +120,9 @@ def _saved(value: Any) -> bytes:
     return stream.getvalue()
 
 
-def of_pickles() -> Iterator[Tuple[str, Write]]:
+def of_pickles() -> Iterator[tuple[str, Write]]:
     """Pickles in every place where torch reads one."""
-    payloads: Dict[str, Callable[[Path], bytes]] = {
+    payloads: dict[str, Callable[[Path], bytes]] = {
         "command": lambda trace: _saved({"a": Command(trace)}),
         "command in a bare pickle": lambda trace: _bare(Command(trace)),
         "memory": lambda _: _saved({"a": Sized()}),
@@ -143,7 +143,7 @@ def _header(header: bytes, size: int = -1, data: bytes = bytes(64)) -> bytes:
     return struct.pack("<Q", len(header) if size < 0 else size) + header + data
 
 
-def of_tensors() -> Iterator[Tuple[str, Write]]:
+def of_tensors() -> Iterator[tuple[str, Write]]:
     """Headers of safetensors and GGUF that do not tell the truth."""
     entry = '"%s":{"dtype":"%s","shape":%s,"data_offsets":%s}'
     tensor = {
@@ -180,9 +180,9 @@ def of_tensors() -> Iterator[Tuple[str, Write]]:
         yield f"gguf with {kind}", _written("m.gguf", lambda _, c=content: c)
 
 
-def of_places() -> Iterator[Tuple[str, Write]]:
+def of_places() -> Iterator[tuple[str, Write]]:
     """Something else in the place of each file: pipes, devices, folders, links, endless JSON."""
-    makers: Dict[str, Callable[[Path, Path], None]] = {
+    makers: dict[str, Callable[[Path, Path], None]] = {
         "a pipe": lambda path, _: os.mkfifo(path),
         "a device": lambda path, _: path.symlink_to("/dev/zero"),
         "a folder": lambda path, _: path.mkdir(),
@@ -217,7 +217,7 @@ def _replaced(file: str, make: Callable[[Path, Path], None]) -> Write:
     return write
 
 
-def attacks() -> Dict[str, Write]:
+def attacks() -> dict[str, Write]:
     """Return all attacks by name."""
     kinds = (of_keys, of_pickles, of_tensors, of_places)
     return {name: write for of_kind in kinds for name, write in of_kind()}

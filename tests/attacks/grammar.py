@@ -11,7 +11,7 @@ import pickle
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Callable, Iterator, Mapping
 
 import onnx
 import torch
@@ -70,7 +70,7 @@ def pickled(trace: Path, protocol: int = 2) -> bytes:
     return buffer.getvalue()
 
 
-PICKLES: Dict[str, Callable[[Path], bytes]] = {
+PICKLES: dict[str, Callable[[Path], bytes]] = {
     **{f"pickle {n}": lambda t, n=n: pickle.dumps(Command(t), n) for n in (0, 2, 4)},  # type: ignore[misc]
     "torch.save": pickled,
     "torch.save 4": lambda trace: pickled(trace, 4),
@@ -78,7 +78,7 @@ PICKLES: Dict[str, Callable[[Path], bytes]] = {
 }
 
 
-def python(trace: Path) -> Dict[str, str]:
+def python(trace: Path) -> dict[str, str]:
     """Return texts that make the file `trace` where they are evaluated."""
     call = f"__import__('os').system('touch {trace}')"
     enum = '{"__enum__": true, "fqn": "antigravity:x", "name": "a"}'
@@ -111,7 +111,7 @@ class Decoder(torch.nn.Module):
 
 
 @functools.cache
-def _program() -> Dict[str, bytes]:
+def _program() -> dict[str, bytes]:
     """Return the entries of a program of torch.export, without the name of the archive."""
     axes = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     ids = torch.zeros(2, 3, dtype=torch.int64)
@@ -121,7 +121,7 @@ def _program() -> Dict[str, bytes]:
 
 
 @functools.cache
-def _script() -> Dict[str, bytes]:
+def _script() -> dict[str, bytes]:
     """Return the entries of a module of TorchScript."""
     return {n.partition("/")[2]: c for n, c in read_entries(scripted(Decoder())).items()}
 
@@ -145,7 +145,7 @@ def script(changes: Mapping[str, bytes]) -> bytes:
     return packed({f"a/{name}": part for name, part in {**_script(), **changes}.items()})
 
 
-def _leaves(node: Any, kinds: Any, path: Tuple[Any, ...] = ()) -> Iterator[Tuple[Any, ...]]:
+def _leaves(node: Any, kinds: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield the places of values of some types in JSON."""
     if isinstance(node, (dict, list)):
         for key, value in node.items() if isinstance(node, dict) else enumerate(node):
@@ -154,7 +154,7 @@ def _leaves(node: Any, kinds: Any, path: Tuple[Any, ...] = ()) -> Iterator[Tuple
         yield path
 
 
-def _put(content: bytes, path: Tuple[Any, ...], value: Any) -> bytes:
+def _put(content: bytes, path: tuple[Any, ...], value: Any) -> bytes:
     whole = json.loads(content)
     node = whole
     for key in path[:-1]:
@@ -163,9 +163,9 @@ def _put(content: bytes, path: Tuple[Any, ...], value: Any) -> bytes:
     return json.dumps(whole).encode()
 
 
-def _unlike(paths: Iterator[Tuple[Any, ...]]) -> List[Tuple[Any, ...]]:
+def _unlike(paths: Iterator[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Return one place for each sequence of keys."""
-    kept: Dict[Any, Tuple[Any, ...]] = {}
+    kept: dict[Any, tuple[Any, ...]] = {}
     for path in paths:
         kept.setdefault(tuple(key for key in path if isinstance(key, str)), path)
     return [*kept.values()]
@@ -259,7 +259,7 @@ def _onnx() -> Any:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def _messages(message: Any, path: str = "model") -> Iterator[Tuple[str, Any, Any]]:
+def _messages(message: Any, path: str = "model") -> Iterator[tuple[str, Any, Any]]:
     """Yield name, message and field of every string and number of a message of protobuf."""
     for field, value in message.ListFields():
         name = f"{path}.{field.name}"
@@ -311,7 +311,7 @@ def of_onnx() -> Iterator[Attack]:
             yield Attack("onnx", str(value), name, content)
 
 
-def attacks() -> List[Attack]:
+def attacks() -> list[Attack]:
     """Return all attacks."""
     return [*of_export(), *of_script(), *of_onnx()]
 

@@ -11,7 +11,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Sequence
+from typing import Any, Callable, Iterator, Sequence
 from unittest import mock
 
 import torch
@@ -23,7 +23,7 @@ from posenc_export.runtime.artefact import files
 
 Arguments = Callable[[Path, Path], Sequence[str]]
 # By name, the arguments of a command on an attack, with a folder of its own.
-COMMANDS: Dict[str, Arguments] = {
+COMMANDS: dict[str, Arguments] = {
     "audit": lambda path, own: (
         "audit", f"{path}", "--reference", f"{__name__}:flat", "--quick", "--seconds", "2",
     ),
@@ -52,7 +52,7 @@ class Watch:
     folder: Path = Path()  # of the attack
     own: Path = Path()  # where the command may write
     on: bool = False
-    heard: List[str] = field(default_factory=list)
+    heard: list[str] = field(default_factory=list)
 
     def hear(self, event: str, arguments: Any) -> None:
         if not self.on:
@@ -101,13 +101,13 @@ def watching(folder: Path, own: Path) -> Iterator[Watch]:
         WATCH.on = False
 
 
-_hooks: List[Callable[[str, Any], None]] = []  # that were added: a hook cannot be removed
+_hooks: list[Callable[[str, Any], None]] = []  # that were added: a hook cannot be removed
 
 
 def tried(
     write: Callable[[Path, Path], Path], name: str, around: Path, refused: bool = False,
     confined: bool = False,
-) -> List[str]:  # fmt: skip
+) -> list[str]:  # fmt: skip
     """Write an attack below a new folder and return what `findings` finds."""
     folder, own, trace = around / "attack", around / "own", around / "trace"
     folder.mkdir(parents=True)
@@ -117,7 +117,7 @@ def tried(
 
 def findings(
     name: str, path: Path, trace: Path, own: Path, refused: bool = True, confined: bool = False
-) -> List[str]:  # fmt: skip
+) -> list[str]:  # fmt: skip
     """Run a command on an attack. Return what is wrong, empty if nothing is.
 
     Args:
@@ -134,7 +134,7 @@ def findings(
         contextlib.nullcontext() if confined else mock.patch.object(processes, "Confined", _here)
     )
     status: Any = None
-    wrong: List[str] = []
+    wrong: list[str] = []
     with (
         contextlib.chdir(own), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
         mock.patch.dict(os.environ, **{files.CACHE: str(own)}), inner,
@@ -144,7 +144,7 @@ def findings(
             status = main(words)
         except SystemExit as error:
             status = error.code
-        except BaseException as error:  # noqa: BLE001  any exception is a finding
+        except BaseException as error:
             wrong.append(f"traceback: {type(error).__name__}: {str(error)[:150]}")
     wrong += watch.heard
     # Without progress, and the line that says where the command that loads exports a checkpoint.
@@ -171,5 +171,5 @@ def _here(path: Path, seconds: float) -> Any:
     return graph_of(path)
 
 
-def _files(path: Path) -> List[str]:
+def _files(path: Path) -> list[str]:
     return sorted(map(str, (path if path.is_dir() else path.parent).rglob("*")))

@@ -2,7 +2,6 @@
 
 import functools
 from pathlib import Path
-from typing import List
 
 import numpy as np
 import pytest
@@ -36,7 +35,7 @@ CONFINED = ("endless", "allocation")  # payloads for which threats have a test w
 
 
 @functools.cache
-def sample() -> List[grammar.Attack]:
+def sample() -> list[grammar.Attack]:
     """Return an attack of each format and payload."""
     attacks = {(attack.format, attack.payload): attack for attack in grammar.attacks()}
     return [attack for attack in attacks.values() if attack.payload not in CONFINED]

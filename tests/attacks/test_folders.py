@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import pytest
 
@@ -18,8 +18,8 @@ ATTACKS = attacks()
 KINDS = sorted({name.split()[0] for name in ATTACKS})
 FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.", "os.remove")
 LONGEST, SECONDS, MEMORY = 1500, 30.0, 1 << 20  # characters; on a busy machine; in KiB
-HEARD: List[str] = []
-WATCHED: List[Path] = []  # the folder of the attack that is read
+HEARD: list[str] = []
+WATCHED: list[Path] = []  # the folder of the attack that is read
 
 
 def _hear(event: str, arguments: Any) -> None:
@@ -38,7 +38,7 @@ def hook() -> None:
     sys.addaudithook(_hear)
 
 
-def _wrong(path: Path, trace: Path) -> List[str]:
+def _wrong(path: Path, trace: Path) -> list[str]:
     """Read an attack, and return what is wrong."""
     HEARD.clear()
     begun, wrong = time.monotonic(), list[str]()

@@ -7,7 +7,7 @@
 import json
 import os
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import onnx
 import torch
@@ -33,7 +33,7 @@ class Threat(NamedTuple):
 def _code_and_kernels(folder: Path, trace: Path) -> Path:
     module, repository = {"AutoModelForCausalLM": "evil.Model"}, "org/evil"
     names = dict.fromkeys(("_attn_implementation", "experts_implementation"), repository)
-    keys: Dict[str, Any] = {"auto_map": module, "_name_or_path": repository, **names}
+    keys: dict[str, Any] = {"auto_map": module, "_name_or_path": repository, **names}
     folders.checkpoint(folder, custom_pipelines=module, **keys)
     folders.code(folder, trace)
     tokens = {"auto_map": {"AutoTokenizer": ["evil.Model", None]}, "tokenizer_class": "evil"}
@@ -142,7 +142,7 @@ OF_FOLDERS = (
     "pytorch_model.bin with a pickle: command",
     "safetensors of more than 64 bits",
 )
-THREATS: Dict[str, Threat] = {
+THREATS: dict[str, Threat] = {
     **{name: Threat(folders.attacks()[name]) for name in OF_FOLDERS},
     "code and kernels named by a checkpoint": Threat(_code_and_kernels, refused=False),
     "a fifo": Threat(_fifo),

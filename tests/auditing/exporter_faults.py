@@ -3,14 +3,14 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any, Callable, Dict, NamedTuple, Tuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import onnx
 import onnx.parser
 from safetensors.numpy import load_file, save_file
 
-Weights = Dict[str, np.ndarray]
+Weights = dict[str, np.ndarray]
 
 
 class CheckpointFault(NamedTuple):
@@ -24,8 +24,8 @@ class CheckpointFault(NamedTuple):
     """
 
     family: str
-    causes: Tuple[str, ...]
-    config: Callable[[Dict[str, Any]], Any] = lambda config: None
+    causes: tuple[str, ...]
+    config: Callable[[dict[str, Any]], Any] = lambda config: None
     weights: Callable[[Weights], None] = lambda weights: None
 
     def plant(self, checkpoint: Path, output: Path) -> None:
@@ -54,7 +54,7 @@ def _scaled(weights: Weights) -> None:
             weights[name] = weights[name] * np.float32(2)
 
 
-def _long(config: Dict[str, Any]) -> None:
+def _long(config: dict[str, Any]) -> None:
     config["rope_scaling"]["short_factor"] = config["rope_scaling"]["long_factor"]
 
 
@@ -94,7 +94,7 @@ class GraphFault(NamedTuple):
     """
 
     family: str
-    causes: Tuple[str, ...]
+    causes: tuple[str, ...]
     values: str
     nodes: str
 
@@ -107,7 +107,7 @@ class GraphFault(NamedTuple):
         onnx.save(model, output)
         return len(places)
 
-    def _places(self, model: onnx.ModelProto) -> Dict[Tuple[str, bool], None]:
+    def _places(self, model: onnx.ModelProto) -> dict[tuple[str, bool], None]:
         kind, _, text = self.values.partition(":")
         name = tuple(text.split(","))
         if kind == "input":

@@ -5,7 +5,7 @@ an original length of 16, every other layer without positions or with another ma
 import copy
 import json
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import torch
 import transformers
@@ -24,7 +24,7 @@ BY_TYPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
     "full_attention": {"rope_type": "default", "rope_theta": 100000.0},
 }
-EDGES: Dict[str, Dict[str, Any]] = {
+EDGES: dict[str, dict[str, Any]] = {
     "llama": {
         "rope_parameters": {**checkpoints.LLAMA3, "original_max_position_embeddings": 16},
         "tie_word_embeddings": False,
@@ -92,7 +92,7 @@ def save(family: str, folder: Path) -> Any:
     return model
 
 
-def _published(config: Dict[str, Any]) -> Dict[str, Any]:
+def _published(config: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration with the keys of rotations that transformers 4 writes."""
     rope = config.pop("rope_parameters", None)
     config["torch_dtype"] = config.pop("dtype", "float32")

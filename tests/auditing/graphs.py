@@ -3,7 +3,7 @@
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 import transformers
@@ -31,7 +31,7 @@ OWN_NAMES = {
 Model = Any
 
 
-def model_of(name: str, folder: Optional[Path] = None, seed: int = 1, **more: Any) -> Model:
+def model_of(name: str, folder: Path | None = None, seed: int = 1, **more: Any) -> Model:
     """Return a random model of transformers whose attention is far from uniform, and write it to
     `checkpoint` of a folder.
     """

@@ -3,14 +3,14 @@ of a decoder with a cache is another.
 """
 
 import itertools
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Iterator
 
 import onnx
 import torch
 from onnx import TensorProto, helper
 
 WIDTH = 32
-Ports = Dict[str, Tuple[int, List[Any]]]  # dtype and axes by name
+Ports = dict[str, tuple[int, list[Any]]]  # dtype and axes by name
 INPUTS: Ports = {
     "input_ids": (TensorProto.INT64, ["b", "s"]),
     "attention_mask": (TensorProto.INT64, ["b", "t"]),
@@ -43,7 +43,7 @@ def flat(ids: torch.Tensor) -> torch.Tensor:
     return torch.zeros(*ids.shape, WIDTH)
 
 
-def odd() -> Iterator[Tuple[str, Ports, Ports]]:
+def odd() -> Iterator[tuple[str, Ports, Ports]]:
     """Yield inputs and outputs of graphs, each with what is odd about it."""
     yield "nothing", INPUTS, OUTPUTS
     for name, dtype in itertools.product((*INPUTS, *FURTHER), DTYPES):

@@ -1,7 +1,7 @@
 """Graphs whose weights the tools of ONNX Runtime round."""
 
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import onnx
 from onnxruntime.quantization import QuantType, matmul_nbits_quantizer, quantize_dynamic
@@ -46,6 +46,6 @@ def linear(graph: Path, output: Path) -> None:
 
 
 Round = Callable[[Path, Path], Any]
-FORMATS: Dict[str, Round] = {
+FORMATS: dict[str, Round] = {
     "dynamic 8 bits": dynamic, "blocks of 4 bits": blocks, "float16": halves, "8 bits": linear,
 }  # fmt: skip

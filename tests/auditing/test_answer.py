@@ -1,7 +1,7 @@
 """What the errors of single tokens have in common."""
 
 import re
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_what_every_call_has_is_no_cause(fixed: bool) -> None:
     assert ("several rows" in said.sentence) == (not fixed)
 
 
-def table(*kinds: Tuple[int, int, Dict[str, int]], limit: float = 1e-5) -> Observed:
+def table(*kinds: tuple[int, int, dict[str, int]], limit: float = 1e-5) -> Observed:
     """Return the tokens of cells of 30 tokens, which are wrong from some token on up to another.
     kinds: these two, and numbers of COLUMNS.
     """
@@ -42,7 +42,7 @@ def table(*kinds: Tuple[int, int, Dict[str, int]], limit: float = 1e-5) -> Obser
     return observed(joined, limit)
 
 
-PLAIN: Dict[str, int] = {}
+PLAIN: dict[str, int] = {}
 CACHE, PADDED, ROWS, START = {"before": 4}, {"padding": 2}, {"rows": 3}, {"start": 5}
 TABLES = [
     ((18, 30, CACHE), (15, 30, {**CACHE, **ROWS}), (30, 30, PLAIN)),
@@ -71,7 +71,7 @@ def test_the_sentence_names_the_first_wrong_position_of_the_cells(kinds: Any) ->
         (PLAIN, "everywhere"),
     ],
 )
-def test_a_cause_is_said_only_of_what_was_observed(features: Dict[str, int], cause: str) -> None:
+def test_a_cause_is_said_only_of_what_was_observed(features: dict[str, int], cause: str) -> None:
     kinds = [(0, 30, features), (30, 30, PLAIN if features else CACHE)]
     said = answer(table(*kinds), {})
     assert said.cause == cause and "every call" not in said.sentence

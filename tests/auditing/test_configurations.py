@@ -1,7 +1,7 @@
 """Faults in configurations of transformers: each changes outputs, and leaves the model as it is."""
 
 from pathlib import Path
-from typing import Any, Dict, Set
+from typing import Any
 
 import pytest
 import torch
@@ -10,15 +10,15 @@ from posenc_export.auditing import configurations
 from posenc_export.models.pretrained import from_pretrained
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tests.auditing.graphs import model_of  # noqa: E402
+from tests.auditing.graphs import model_of
 
-YARN: Dict[str, Any] = {
+YARN: dict[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
     "factor": 4.0,
     "original_max_position_embeddings": 16,
 }
-CAUSES: Dict[str, Set[str]] = {
+CAUSES: dict[str, set[str]] = {
     "mistral": {"window ignored", "window off by one", "theta", "encoding dropped", "scale"},
     "llama": {"theta", "encoding dropped", "scale"},
     "llama with yarn": {"theta", "scaling of angles ignored", "encoding dropped", "scale"},

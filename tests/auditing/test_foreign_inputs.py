@@ -1,7 +1,7 @@
 """Inputs as exporters name them are understood."""
 
 from pathlib import Path
-from typing import Dict, Mapping
+from typing import Mapping
 
 import numpy as np
 import onnx
@@ -104,7 +104,7 @@ def test_slots_of_a_graph_without_positions_are_not_moved(positions: bool) -> No
     cache = Value("past_key_values.0.key", "float32", ("batch", 1, "past", 2))
     outputs = [Value("logits", "float32", ("batch", "length", 5)), Value("present.0.key", "", ())]
 
-    def run(feeds: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
+    def run(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         tokens, past = feeds["input_ids"], feeds[cache.name]
         new = np.zeros((len(tokens), 1, tokens.shape[1], 2), np.float32)
         logits = np.zeros((*tokens.shape, 5), np.float32)

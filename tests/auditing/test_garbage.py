@@ -5,7 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,7 +21,7 @@ from tests.cases import choice
 REFERENCE = ["--reference", "tests.auditing.odd_graphs:flat", "--quick"]
 
 
-def refusal(arguments: List[str], capsys: pytest.CaptureFixture[str]) -> str:
+def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Run the command, and return the line of its refusal."""
     assert main(["audit", *arguments]) == 2
     return line_of(capsys)
@@ -59,7 +59,7 @@ def test_an_odd_graph_is_audited_or_refused_in_one_line(
 
 
 @pytest.mark.parametrize("axes", [["b", "t"], ["b", 1, "s", "t"]])
-def test_a_mask_in_bfloat16_is_fed_as_torch_has_it(axes: List[Any], tmp_path: Path) -> None:
+def test_a_mask_in_bfloat16_is_fed_as_torch_has_it(axes: list[Any], tmp_path: Path) -> None:
     ports = {**CASES["nothing"][0], "attention_mask": (onnx.TensorProto.BFLOAT16, axes)}
     model = odd_graph(ports, CASES["nothing"][1])
     out = onnx.helper.make_tensor_value_info("seen", onnx.TensorProto.BFLOAT16, axes)

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, Sequence
+from typing import Sequence
 
 import pytest
 
@@ -34,7 +34,7 @@ LATE = {
 }
 
 
-def status(result: Audit) -> Dict[str, str]:
+def status(result: Audit) -> dict[str, str]:
     return {claim.name: claim.status for claim in result.claims}
 
 
@@ -110,7 +110,7 @@ def test_another_window_is_refuted_by_the_smallest_call(
     _check_refuted(tmp_path, "mistral", [f"window {cause}"], [1, 8])
 
 
-def _check_refuted(folder: Path, model: str, causes: Sequence[str], call: List[int]) -> None:
+def _check_refuted(folder: Path, model: str, causes: Sequence[str], call: list[int]) -> None:
     result = audit(folder / "model.onnx", right(model) / "checkpoint", quick=True)
     refuted = [claim.call for claim in result.claims if claim.status == "refuted"]
     assert refuted and [refuted[0]["S"], refuted[0]["P"]] == call, result.claims

@@ -3,7 +3,7 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Sequence, Tuple
+from typing import Sequence
 
 import numpy as np
 import onnx
@@ -35,7 +35,7 @@ OTHERWISE = {
 }
 
 
-def wrong_graph(name: str, output: Path) -> Tuple[str, Sequence[str]]:
+def wrong_graph(name: str, output: Path) -> tuple[str, Sequence[str]]:
     """Write a graph with a fault. Return the name of the right model, and the causes."""
     if name in OTHERWISE:
         kind, values = OTHERWISE[name]

@@ -1,6 +1,6 @@
 """Rows and reports with artificial samples."""
 
-from typing import Any, Dict, Iterable, Sequence
+from typing import Any, Iterable, Sequence
 
 from posenc_export.benchmark.ratios import spread
 from posenc_export.benchmark.report import Report
@@ -17,7 +17,7 @@ def row(
     **changes: Any,
 ) -> Row:
     result, limits = spread(samples), ("least_bytes", "read_bytes_per_second", "share_of_limit")
-    fields: Dict[str, Any] = {
+    fields: dict[str, Any] = {
         **dict.fromkeys(limits),
         "phase": phase,
         "tokens": tokens,

@@ -2,14 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import pytest
 
 from bench import gpu, gpu_page, gpu_proofs
 
 HERE = {"device": "a device", "commit": "abc"}
-Parts = Dict[str, gpu.Part]
+Parts = dict[str, gpu.Part]
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Parts:
     return few
 
 
-def run_until(stop: int, ran: List[Tuple[str, str]]) -> gpu.Run:
-    def run(part: str, key: str, seconds: float) -> List[Dict[str, Any]]:
+def run_until(stop: int, ran: list[tuple[str, str]]) -> gpu.Run:
+    def run(part: str, key: str, seconds: float) -> list[dict[str, Any]]:
         if len(ran) == stop:
             raise KeyboardInterrupt
         ran.append((part, key))
@@ -35,7 +35,7 @@ def run_until(stop: int, ran: List[Tuple[str, str]]) -> gpu.Run:
 def test_parts_run_in_order_and_an_interrupted_run_continues_with_what_is_missing(
     tmp_path: Path, parts: Parts
 ) -> None:
-    ran: List[Tuple[str, str]] = []
+    ran: list[tuple[str, str]] = []
     with pytest.raises(KeyboardInterrupt):
         gpu.measure(gpu.Results(tmp_path / "gpu.json", HERE), 25, False, run_until(5, ran))
     kept = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))["rows"]
@@ -54,7 +54,7 @@ def test_no_piece_begins_after_the_time(
     clock, ran = [0.0], []
     monkeypatch.setattr(gpu.time, "monotonic", lambda: clock[0])
 
-    def run(part: str, key: str, seconds: float) -> List[Dict[str, Any]]:
+    def run(part: str, key: str, seconds: float) -> list[dict[str, Any]]:
         clock[0] += 400 if part == "prompts" else 0
         ran.append(part)
         return [{"seconds": seconds}]

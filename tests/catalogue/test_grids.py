@@ -2,7 +2,7 @@
 
 import cmath
 import math
-from typing import Any, Iterator, Tuple
+from typing import Any, Iterator
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ class Slanted(PositionEncoding):
         )
         self.cos, self.sin = Table(np.cos(angles)), Table(np.sin(angles))
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         number = positions[0] + 2 * positions[1]
         cos, sin = self.cos(number).unsqueeze(2), self.sin(number).unsqueeze(2)
         return ops.apply_rotation(q, cos, sin, False), ops.apply_rotation(k, cos, sin, False)

@@ -3,7 +3,7 @@
 import cmath
 import math
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import pytest
 
@@ -90,7 +90,7 @@ def test_inner_products_of_a_sinusoid_are_the_same_curve_at_every_position() -> 
 
 
 @pytest.mark.parametrize(("name", "count"), [("mrope", [8, 12, 12]), ("rope_axial", [16, 16])])
-def test_rotations_of_grids_show_the_pairs_of_each_axis(name: str, count: List[int]) -> None:
+def test_rotations_of_grids_show_the_pairs_of_each_axis(name: str, count: list[int]) -> None:
     lines = _panel(draw({"name": name}, View(distance=15)), "by pair and axis").lines
     assert [len(line.get_xdata()) for line in lines] == count
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from importlib import resources
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -58,9 +58,9 @@ def _manifest(name: str, target: str, folder: Path) -> Any:
     return manifests.read(_made(name, target, folder / "a"))
 
 
-def _python(folder: Path, language: str = "python") -> Dict[str, Any]:
+def _python(folder: Path, language: str = "python") -> dict[str, Any]:
     """Execute a program; return the names that it defines."""
-    names: Dict[str, Any] = {"__name__": "client"}
+    names: dict[str, Any] = {"__name__": "client"}
     exec(compile(program(manifests.read(folder), language), "client", "exec"), names)
     return names
 
@@ -215,7 +215,7 @@ RUN = [
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("language", "name", "target", "options"), RUN)
 def test_a_compiled_or_node_program_gives_the_tokens_or_outputs_of_a_session(
-    language: str, name: str, target: str, options: Dict[str, str], tmp_path: Path
+    language: str, name: str, target: str, options: dict[str, str], tmp_path: Path
 ) -> None:
     folder = exported(tmp_path / "a", MODELS[name], target, **options)
     model = load(folder, provider="cpu")

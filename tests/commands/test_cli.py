@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 import pytest
@@ -155,7 +155,7 @@ def test_list_names_every_encoding_with_its_hook(capsys: pytest.CaptureFixture) 
     assert hooks.items() >= {"rope": "rotate", "alibi": "bias", "learned": "embed"}.items()
 
 
-def _answer(arguments: List[str], capsys: pytest.CaptureFixture) -> object:
+def _answer(arguments: list[str], capsys: pytest.CaptureFixture) -> object:
     assert main([*arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -253,7 +253,7 @@ def test_text_of_an_artefact_without_a_certificate_comes_with_a_line_on_stderr(
 
 
 @pytest.mark.parametrize("what", [[], ["encodings"], ["targets"], ["presets"], ["rope_yarn"]])
-def test_a_listing_fits_100_columns(what: List[str], capsys: pytest.CaptureFixture) -> None:
+def test_a_listing_fits_100_columns(what: list[str], capsys: pytest.CaptureFixture) -> None:
     assert main(["list", *what]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines and max(map(len, lines)) <= 100

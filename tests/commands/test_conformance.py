@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, Tuple
+from typing import Any
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_it_prints_a_table_and_tries_again_on_request(capsys: Any) -> None:
 
 
 def test_a_broken_contract_is_exit_status_1(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(trial: Any) -> Tuple[float, str]:
+    def wrong(trial: Any) -> tuple[float, str]:
         sums = trial.nodes[-1].operator == "CumSum"
         return (9.0, "an error of 9 times its bound") if sums else (0.5, "")
 

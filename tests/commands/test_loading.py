@@ -3,18 +3,18 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Iterator, List
+from typing import Iterator
 
 import pytest
 import tokenizers
 
 pytest.importorskip("gguf", reason="gguf is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
-from posenc_export.commands import loading  # noqa: E402
-from posenc_export.commands.cli import main  # noqa: E402
-from posenc_export.export import artefact  # noqa: E402
-from posenc_export.runtime.artefact import files  # noqa: E402
-from tests.models import gguf_files  # noqa: E402
+from posenc_export.commands import loading
+from posenc_export.commands.cli import main
+from posenc_export.export import artefact
+from posenc_export.runtime.artefact import files
+from tests.models import gguf_files
 
 WITHOUT_TORCH = (
     "import sys; sys.modules['torch'] = None; from posenc_export.commands.cli import main; "
@@ -46,7 +46,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path / "cache" / "artefacts"
 
 
-def _inside(folder: Path) -> List[str]:
+def _inside(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict
 
 import pytest
 
@@ -62,7 +61,7 @@ def _run(program: str, *arguments: object) -> str:
 
 def test_every_command_prints_its_help_without_calls_of_linux_and_without_colours() -> None:
     text = _run(HELP)
-    said: Dict[str, str] = dict(
+    said: dict[str, str] = dict(
         zip(*[iter(re.split(r"^== (\w+)\n", text, flags=re.MULTILINE)[1:])] * 2, strict=True)
     )
     assert said.keys() == COMMANDS.keys()

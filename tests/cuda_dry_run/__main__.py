@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Collection, Dict, Iterator, List, Sequence
+from typing import Any, Collection, Iterator, Sequence
 
 from bench import json_rows
 from posenc_export.export import export
@@ -41,7 +41,7 @@ def in_stub(workdir: Path, *arguments: object) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=TOP, env=environment, capture_output=True, text=True)
 
 
-def faults_of(found: Dict[str, Any], expected: cuda_placement.Placement) -> List[str]:
+def faults_of(found: dict[str, Any], expected: cuda_placement.Placement) -> list[str]:
     """Return what is wrong with an artefact, as lines."""
     if "error" in found:  # without cuDNN
         return [] if "libcudnn" in found["error"] else [f"does not run: {found['error']}"]
@@ -65,7 +65,7 @@ def results(
     only: Sequence[str],
     with_grid: bool,
     known: Collection[str],
-) -> Iterator[Dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Yield one row for each artefact that is not known: {"name", "kind", "static", "faults",
     ...}, or {"name", "kind", "refused"} if export refuses the model.
     """
@@ -86,7 +86,7 @@ def results(
         expected = cuda_placement.placed(folder / "model.onnx")
         more = [] if with_grid else ["--no-grid"]
         ran = in_stub(workdir, "tests.cuda_dry_run.check", folder, *more)
-        content: Dict[str, Any] = {"error": ran.stderr[-400:]}
+        content: dict[str, Any] = {"error": ran.stderr[-400:]}
         if ran.returncode == 0:
             content = json.loads(ran.stdout.splitlines()[-1])
         content["faults"] = faults_of(content, expected)
@@ -94,7 +94,7 @@ def results(
         yield {"name": name, "kind": kind, "static": expected.said(), **content}
 
 
-def line(row: Dict[str, Any]) -> str:
+def line(row: dict[str, Any]) -> str:
     if "refused" in row:
         return f"{row['name']:28} refused: {row['refused']}"
     step, ran = row.get("step"), row.get("error", "")
@@ -138,7 +138,7 @@ def main() -> int:
     print(f"kernels: the table is {'not ' if differs else ''}that of the provider", flush=True)
     file = workdir / "results.json"
     resumes = options.resume and file.exists()
-    rows: List[Dict[str, Any]] = json.loads(file.read_text("utf-8")) if resumes else []
+    rows: list[dict[str, Any]] = json.loads(file.read_text("utf-8")) if resumes else []
     known = {row["name"] for row in rows}
     for row in results(workdir, options.kind, options.only, not options.no_grid, known):
         rows.append(row)

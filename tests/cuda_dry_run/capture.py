@@ -4,7 +4,7 @@ set of addresses and shapes, and then replayed without a launch.
 
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable
 
 import onnxruntime
 
@@ -28,7 +28,7 @@ CALLS = (
 
 def captured(
     folder: Path, manifest: Manifest, least_us: Callable[[Callable[[], Any]], float]
-) -> Dict[str, Any]:
+) -> dict[str, Any]:
     """Return {"capture": "captured", "replayed_us": host time of a step} if all steps but the
     first of each batch size replay, otherwise {"capture": why not}.
     """
@@ -95,7 +95,7 @@ def _refusal(folder: Path, said: str) -> str:
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    providers: Tuple[Any, ...] = ((cuda.NAME, {**cuda.OPTIONS, "enable_cuda_graph": "1"}),)
+    providers: tuple[Any, ...] = ((cuda.NAME, {**cuda.OPTIONS, "enable_cuda_graph": "1"}),)
     try:
         onnxruntime.InferenceSession(
             str(folder / "model.onnx"), options, providers=list(providers), enable_fallback=0

@@ -9,7 +9,7 @@ import re
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator
+from typing import Any, Callable, Iterator
 
 import numpy as np
 import onnx
@@ -32,7 +32,7 @@ CAPACITY = 256
 WARM, ROUNDS, STEPS = 4, 8, 20
 
 
-def placement(folder: Path) -> Dict[str, Any]:
+def placement(folder: Path) -> dict[str, Any]:
     """Load the graph with all of ONNX Runtime's optimisations. Return the number of nodes, the
     operators on the CPU, and what the copies between the two move.
     """
@@ -41,7 +41,7 @@ def placement(folder: Path) -> Dict[str, Any]:
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     with tempfile.TemporaryDirectory() as temporary:
         options.optimized_model_filepath = f"{temporary}/optimised.onnx"
-        how: Dict[str, Any] = {"providers": [(cuda.NAME, cuda.OPTIONS)], "enable_fallback": 0}
+        how: dict[str, Any] = {"providers": [(cuda.NAME, cuda.OPTIONS)], "enable_fallback": 0}
         session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, **how)
         model = onnx.load(options.optimized_model_filepath, load_external_data=False)
     nodes, assigned = [*_nodes(model.graph)], session.get_provider_graph_assignment_info()
@@ -60,7 +60,7 @@ def _nodes(graph: Any) -> Iterator[Any]:
             yield from _nodes(attribute.g)
 
 
-def step_of(model: Any) -> Dict[str, Any]:
+def step_of(model: Any) -> dict[str, Any]:
     """Return launches, copies and CPU time of a step of one row."""
     manifest = model.manifest
     session = model.session(capacity=min(CAPACITY, manifest.max_positions))
@@ -88,7 +88,7 @@ def _least_us(step: Callable[[], Any]) -> float:
     return min(rounds)
 
 
-def grid(model: Any, folder: Path) -> Dict[str, Any]:
+def grid(model: Any, folder: Path) -> dict[str, Any]:
     """Run every cell of the parity grid. Return the number of cells, and the faults and errors
     by text with their cells.
     """
@@ -113,11 +113,11 @@ def _general(text: str) -> str:
     return re.sub(r"\d+", "#", " ".join(text.split()))[:300]
 
 
-def checked(folder: Path, with_grid: bool) -> Dict[str, Any]:
+def checked(folder: Path, with_grid: bool) -> dict[str, Any]:
     """Return everything that the dry run finds about an artefact; "error" if it does not load or
     run.
     """
-    result: Dict[str, Any] = {}
+    result: dict[str, Any] = {}
     try:
         # Without a comparison of outputs; replays launch nothing that could be examined.
         model = load(folder, provider="cuda", check=False, capture=False)

@@ -5,7 +5,7 @@ import contextlib
 import ctypes
 import os
 import tempfile
-from typing import Dict, Iterator, List
+from typing import Iterator
 
 TF32 = "3"  # CUBLAS_TF32_TENSOR_OP_MATH
 ATTENTION = {
@@ -38,7 +38,7 @@ class Record:
         self.bytes: collections.Counter[str] = collections.Counter()
         self.counts: collections.Counter[str] = collections.Counter()
         self.products = self.tf32 = 0
-        self.faults: List[str] = []
+        self.faults: list[str] = []
         self._math_mode = "0"
 
     def add(self, line: str) -> None:
@@ -66,13 +66,13 @@ class Record:
         return self.kernels.total() + self.products
 
     @property
-    def attention(self) -> List[str]:
+    def attention(self) -> list[str]:
         """The kinds of attention kernels that were launched."""
         return [
             kind for kind, part in ATTENTION.items() if any(part in name for name in self.kernels)
         ]
 
-    def moved(self) -> Dict[str, str]:
+    def moved(self) -> dict[str, str]:
         """Return the copies as text by direction."""
         return {
             way: f"{count} ({self.bytes[way]} bytes)" for way, count in sorted(self.copies.items())

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Sequence
 
 OPSETS = {"": (23, 24), "com.microsoft": (1,)}  # of our graphs
 PROVIDER = "CUDAExecutionProvider"
@@ -25,7 +25,7 @@ OTHER = {"float16": 10, "int64": 7, "int32": 6, "bool": 9}
 HALF, INDEX = ("float16", (4, 4)), ("int64", (4, 4))
 SCALAR, ONE, TWO = ("int64", ()), ("int64", (1,)), ("int64", (2,))
 HEADS, CACHE = ("float16", (1, 2, 3, 16)), ("float16", (1, 1, 8, 16))
-TRIED: Dict[str, Tuple[Sequence[Any], Dict[str, Any]]] = {
+TRIED: dict[str, tuple[Sequence[Any], dict[str, Any]]] = {
     "ConstantOfShape": ([TWO], {}),
     "CumSum": ([HALF, SCALAR], {}),
     "Expand": ([("float16", (1, 4)), TWO], {}),
@@ -72,7 +72,7 @@ OUTPUTS = {"Shape": [0], "Size": [0]}  # kernels whose outputs are in host memor
 SCATTER = (["T", "T", "tensor(int64)"], ["T"])
 
 
-def rows() -> List[List[Any]]:
+def rows() -> list[list[Any]]:
     """Return [domain, operator, version, input types, output types, kernels, inputs in host memory,
     outputs in host memory] for each operator.
 
@@ -81,10 +81,10 @@ def rows() -> List[List[Any]]:
     """
     from onnxruntime.capi import onnxruntime_pybind11_state as states
 
-    schemas: Dict[Tuple[str, str], Dict[int, Any]] = {}
+    schemas: dict[tuple[str, str], dict[int, Any]] = {}
     for schema in states.get_all_operator_schema():
         schemas.setdefault((schema.domain, schema.name), {})[schema.since_version] = schema
-    kernels: Dict[Tuple[str, str], List[Any]] = {}
+    kernels: dict[tuple[str, str], list[Any]] = {}
     for kernel in states.get_all_opkernel_def():
         if kernel.provider == PROVIDER and kernel.domain in OPSETS:
             kernels.setdefault((kernel.domain, kernel.op_name), []).append(kernel)
@@ -101,7 +101,7 @@ def rows() -> List[List[Any]]:
     return table
 
 
-def _types(schema: Any) -> Tuple[List[str], List[str]]:
+def _types(schema: Any) -> tuple[list[str], list[str]]:
     """Return the types of inputs and outputs; "..." repeats the one before it."""
     if schema is None:
         return SCATTER
@@ -110,11 +110,11 @@ def _types(schema: Any) -> Tuple[List[str], List[str]]:
     return [*takes, *(["..."] if variadic else [])], gives
 
 
-def _merged(kernels: Sequence[Any]) -> List[Dict[str, str]]:
+def _merged(kernels: Sequence[Any]) -> list[dict[str, str]]:
     """Return the element types of kernels, by type parameter; kernels with one parameter are
     merged.
     """
-    merged: List[Dict[str, List[str]]] = []
+    merged: list[dict[str, list[str]]] = []
     for kernel in kernels:
         constraints = kernel.type_constraints.items()
         types = {name: sorted(map(_short, kinds)) for name, kinds in constraints}
@@ -129,7 +129,7 @@ def _short(kind: str) -> str:
     return kind.removeprefix("tensor(").removesuffix(")") if kind.startswith("tensor(") else kind
 
 
-def host_inputs(domain: str, operator: str) -> List[int]:
+def host_inputs(domain: str, operator: str) -> list[int]:
     """Return the inputs that a kernel wants in host memory: those that ONNX Runtime copies there
     if a node on the device makes each of them.
     """

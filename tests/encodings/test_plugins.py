@@ -3,7 +3,7 @@
 import math
 import re
 from pathlib import Path
-from typing import Any, Iterator, List, Literal, Optional
+from typing import Any, Iterator, Literal
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ class Limited(PositionEncoding):
 
     above, most = {"rate": 0}, {"rate": 4}
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         if self.kind == "none":
             return None
         distances = q_positions[:, None, :, None] - k_positions[:, None, None]
@@ -148,7 +148,7 @@ def test_the_distributions_of_a_registered_class_are_read_once(
 ) -> None:
     encodings.register("gentle", Gentle)
     monkeypatch.syspath_prepend("/a path of no other test")  # for which nothing is cached yet
-    reads: List[int] = []
+    reads: list[int] = []
     read = lambda: reads.append(1) or {"tests": ["mine"]}  # noqa: E731
     monkeypatch.setattr(plugins.metadata, "packages_distributions", read)
     monkeypatch.setattr(plugins.metadata, "version", lambda name: "3")

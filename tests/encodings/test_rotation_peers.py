@@ -2,7 +2,7 @@
 
 import importlib
 from types import SimpleNamespace
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def _turned(modeling: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 HALF = {"partial_rotary_factor": 0.5}
 # Of each family: its class, the sections of its axes, further rope_parameters, and our encoding.
-MULTIMODAL: Dict[str, Tuple[str, List[int], Dict[str, Any], str]] = {
+MULTIMODAL: dict[str, tuple[str, list[int], dict[str, Any], str]] = {
     "glm4v": ("Glm4vTextRotaryEmbedding", [2, 3, 3], HALF,
         "mrope:time=2,height=3,rotary=16,layout=interleaved"),
     "ernie4_5_vl_moe": ("Ernie4_5_VLMoeTextRotaryEmbedding", [5, 5, 6], {},
@@ -116,7 +116,7 @@ def test_patches_and_tokens_outside_the_grid_are_rotated_as_in_dinov3() -> None:
 
 
 PIXELS = f"rope_normalized:points=ends,spectrum=linear,rows={ROWS},columns={COLUMNS}"
-AXIAL: Dict[str, Tuple[str, int, Tuple[int, ...], str]] = {
+AXIAL: dict[str, tuple[str, int, tuple[int, ...], str]] = {
     "pixels of an image": ("pixel", 8, (ROWS, COLUMNS), f"{PIXELS},rotary=16"),
     "pixels of a video": (
         "pixel",
@@ -149,7 +149,7 @@ def test_axes_of_images_and_videos_are_rotated_as_in_rotary_embedding_torch(case
 def test_tokens_outside_the_grid_are_not_rotated() -> None:
     ours = _build(f"rope_normalized:rows={ROWS},columns={COLUMNS}", 16)
     x = _vectors(3, 16)
-    outside: Tuple[Any, ...] = (
+    outside: tuple[Any, ...] = (
         torch.tensor([[ROWS, ROWS + 1, 4095]]),
         torch.tensor([[COLUMNS, COLUMNS + 9, 4095]]),
     )
@@ -158,7 +158,7 @@ def test_tokens_outside_the_grid_are_not_rotated() -> None:
 
 RAMP = {"factor": 4.0, "original_max_position_embeddings": 512}
 # Of each encoding with 64 entries: rope_parameters of transformers.
-SCALED: Dict[str, Dict[str, Any]] = {
+SCALED: dict[str, dict[str, Any]] = {
     "rope_linear:factor=3.0": {"rope_type": "linear", "factor": 3.0},
     "rope_llama3:factor=4.0,original_max_positions=512,theta=10000.0": {
         "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **RAMP},

@@ -3,7 +3,7 @@ limit.
 """
 
 import signal
-from typing import Any, Dict, Iterator
+from typing import Any, Iterator
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_a_size_of_a_billion_is_refused_at_once_or_costs_nothing(
     ],
 )
 def test_a_recurrence_of_hours_is_refused_at_once(
-    spec: Dict[str, Any], positions: int, two_seconds: None
+    spec: dict[str, Any], positions: int, two_seconds: None
 ) -> None:
     with pytest.raises(
         ValueError, match="expected at most 4194304 steps, which run one after the other, got"

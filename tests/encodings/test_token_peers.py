@@ -1,7 +1,7 @@
 """Encodings of tokens compared with independent implementations."""
 
 import importlib
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_sinusoids_with_a_factor_are_those_of_speecht5() -> None:
     ) <= 64 * tolerance("float32", 1, 1)  # their angles are float32
 
 
-WAVES: Dict[str, Tuple[str, int]] = {"rt_detr": ("row", 0), "vit_mae": ("column", 1)}
+WAVES: dict[str, tuple[str, int]] = {"rt_detr": ("row", 0), "vit_mae": ("column", 1)}
 
 
 @pytest.mark.parametrize("family", WAVES)

@@ -1,6 +1,6 @@
 """Batches of rows of different lengths: a prompt and steps, compared with the module in float64."""
 
-from typing import Any, List, Optional, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from posenc_export.shared.numerics import worst_error
 
 
 def worst_of_batch(
-    block: Any, session: Session, lengths: Sequence[int], steps: int, chunk: Optional[int] = None
+    block: Any, session: Session, lengths: Sequence[int], steps: int, chunk: int | None = None
 ) -> float:
     """Return the worst error of a batch with prompts of these lengths, followed by `steps`
     steps.
@@ -41,7 +41,7 @@ def check_rewind(session: Session, width: int, length: int) -> None:
     """
     x = np.random.default_rng(0).standard_normal((1, length + 10, width), dtype=np.float32)
     session.prefill(x[:, :10])
-    expected: List[np.ndarray] = [session.step(x[:, index]) for index in range(10, 14)]
+    expected: list[np.ndarray] = [session.step(x[:, index]) for index in range(10, 14)]
     session.prefill(x[:, 14:])
     session.rewind(length)
     for index, wanted in enumerate(expected):

@@ -1,12 +1,11 @@
 """Graphs compared whatever the names of their nodes and values."""
 
 import hashlib
-from typing import Dict
 
 import onnx_ir as ir
 
 
-def outputs_of(graph: ir.Graph) -> Dict[str, str]:
+def outputs_of(graph: ir.Graph) -> dict[str, str]:
     """Return a digest of each output, which names the operators, attributes, weights and inputs
     that it depends on.
     """

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import onnx
 import pytest
@@ -36,13 +36,13 @@ HASHED = [
 ]
 
 
-def _bytes(folder: Path) -> Dict[str, bytes]:
+def _bytes(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 @pytest.mark.parametrize(("seed", "targets"), HASHED)
 def test_same_input_gives_the_same_bytes_in_another_folder_and_process(
-    seed: str, targets: Tuple[str, ...], tmp_path: Path
+    seed: str, targets: tuple[str, ...], tmp_path: Path
 ) -> None:
     export(sources(block("rope")), "torchscript", tmp_path / "warm", verify=False)
     traced = sources(block("alibi"))
@@ -61,7 +61,7 @@ def test_same_input_gives_the_same_bytes_in_another_folder_and_process(
     ids=["of one dtype", "all"],
 )
 def test_targets_that_share_a_trace_are_equal_to_targets_with_separate_traces(
-    targets: Tuple[str, ...], tmp_path: Path
+    targets: tuple[str, ...], tmp_path: Path
 ) -> None:
     model = seeded(block("fox"))
     together = Sources(model)

@@ -38,7 +38,7 @@ def with_outliers() -> Stack:
     return model
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def traced() -> Sources:
     """Return the decoder with outliers, which is traced once for each format."""
     return Sources(with_outliers())

@@ -1,7 +1,7 @@
 """Edges follow from the description of a model; what no cell reaches is named."""
 
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from posenc_export.runtime.verification import grid_inputs
 from tests import tiny
 from tests.traces import sources
 
-VARIANTS: Dict[str, Dict[str, int]] = {
+VARIANTS: dict[str, dict[str, int]] = {
     "rope": {},
     "rope_dynamic-short": {"original length 20": 20},
     "rope_longrope-short": {"original length 20": 20},
@@ -43,7 +43,7 @@ VARIANTS: Dict[str, Dict[str, int]] = {
 SEES = {"window": ({"size": 300}, {"window 300": 300}), "chunk": ({"size": 16}, {"chunk 16": 16})}
 
 
-def _named(config: Any) -> Dict[str, int]:
+def _named(config: Any) -> dict[str, int]:
     return edges_of(seeded(config))
 
 

@@ -5,7 +5,7 @@ the file and line that makes them.
 import inspect
 import re
 from pathlib import Path
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,19 +29,19 @@ class Waves(PositionEncoding):
         super().__init__()
         self.table = Table(np.cos(0.1 * np.arange(geometry.max_positions))[:, None])
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         waves = self.table(positions).unsqueeze(2).to(q.dtype)
         return q * waves, k * waves
 
 
 class Forgotten(Waves):
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         waves = self.table(positions).unsqueeze(2)
         return q * waves, k * waves
 
 
 class Product(Waves):
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         same = torch.eye(8)
         return q @ same, k @ same
 
@@ -53,7 +53,7 @@ class Plain(PositionEncoding):
         super().__init__()
         self.frequency = torch.nn.Parameter(torch.tensor([0.7]))
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         angles = positions[:, :, None, None] * self.frequency
         waves = angles.cos().to(q.dtype)
         return q * waves, k * waves
@@ -66,7 +66,7 @@ class Slopes(PositionEncoding):
         super().__init__()
         self.slopes = torch.nn.Parameter(torch.linspace(0.1, 0.4, geometry.heads))
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         distance = q_positions[:, None, :, None] - k_positions[:, None, None, :]
         return -self.slopes[:, None, None] * distance
 
@@ -83,7 +83,7 @@ class Kept(Slopes):
         PositionEncoding.__init__(self)
         self.kept = Exact(torch.linspace(0.1, 0.4, geometry.heads))
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         return -self.kept()[:, None, None] * (
             q_positions[:, None, :, None] - k_positions[:, None, None, :]
         )
@@ -96,7 +96,7 @@ class Buffered(Slopes):
         PositionEncoding.__init__(self)
         self.register_buffer("slopes", torch.linspace(0.1, 0.4, geometry.heads))
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         return -self.slopes.float()[:, None, None] * (
             q_positions[:, None, :, None] - k_positions[:, None, None, :]
         )

@@ -4,7 +4,7 @@ each other.
 
 import itertools
 from pathlib import Path
-from typing import Any, List, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ NUMBERS = [name for name in REGISTRY if name != "complex_order"]
 QUICK = ("rope", "cope", "fox")
 
 
-def _each(variants: Sequence[str], targets: Sequence[str] = TARGETS) -> List[Any]:
+def _each(variants: Sequence[str], targets: Sequence[str] = TARGETS) -> list[Any]:
     taken = covering([variant for variant in QUICK if variant in variants], targets)
     taken.append(("cope", "ort"))  # lowered in another way in float16
     return choice(itertools.product(variants, targets), taken, grouped=True)
@@ -51,7 +51,7 @@ def _numbers(*shape: int, scale: float = 1.0, dtype: str = "float32") -> np.ndar
     return (scale * np.random.default_rng(0).standard_normal(shape)).astype(dtype)
 
 
-def _calls(session: Session, x: np.ndarray) -> List[np.ndarray]:
+def _calls(session: Session, x: np.ndarray) -> list[np.ndarray]:
     """Read x [B,S,E] in a prefill, a chunk on the filled cache and a step; a bidirectional model
     reads it in one call.
     """
@@ -181,7 +181,7 @@ def test_forget_gates_of_any_size_match_the_oracle(
 
 
 OUTPUT = "attention.projection.output"
-UNFINITE: List[Any] = [
+UNFINITE: list[Any] = [
     ("float32", np.nan, rf"in {OUTPUT}.weight \(float32\); correct the weights"),
     (
         "float16",

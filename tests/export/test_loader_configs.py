@@ -4,7 +4,7 @@ they are installed.
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ PROMPT = list(range(3, 20))
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Decoders of signature mask by target, and one that is read; tests must not modify them."""
     folder, targets = tmp_path_factory.mktemp("read"), ("onnx", "onnx-static", "ort")
     families.save("qwen3", folder)
@@ -38,7 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
     return {**made, "read": folder / "artefact"}
 
 
-def _present(folder: Path) -> List[str]:
+def _present(folder: Path) -> list[str]:
     return [name for name in NAMES if (folder / name).is_file()]
 
 
@@ -50,7 +50,7 @@ def _json(folder: Path, name: str) -> Any:
     ("target", "names"), [("onnx", NAMES), ("ort", NAMES), ("onnx-static", ("genai_config.json",))]
 )
 def test_the_manifest_lists_the_configurations_of_a_decoder_with_a_mask(
-    target: str, names: Any, made: Dict[str, Path]
+    target: str, names: Any, made: dict[str, Path]
 ) -> None:
     assert _present(made[target]) == list(names)
     listed = manifests.read(made[target]).files
@@ -60,7 +60,7 @@ def test_the_manifest_lists_the_configurations_of_a_decoder_with_a_mask(
 
 
 @pytest.mark.parametrize("target", ["onnx", "ort", "read"])
-def test_the_configuration_has_the_sizes_of_the_caches(target: str, made: Dict[str, Path]) -> None:
+def test_the_configuration_has_the_sizes_of_the_caches(target: str, made: dict[str, Path]) -> None:
     config, states = _json(made[target], "config.json"), manifests.read(made[target]).states
     assert 2 * config["num_hidden_layers"] == len(states)
     assert {(state.axes[1], state.axes[3]) for state in states} == {
@@ -72,7 +72,7 @@ def test_the_configuration_has_the_sizes_of_the_caches(target: str, made: Dict[s
     ("target", "shared"), [("onnx", False), ("read", False), ("ort", True), ("onnx-static", True)]
 )
 def test_onnxruntime_genai_shares_buffers_for_in_place_caches(
-    target: str, shared: bool, made: Dict[str, Path]
+    target: str, shared: bool, made: dict[str, Path]
 ) -> None:
     assert _json(made[target], "genai_config.json")["search"]["past_present_share_buffer"] is shared
 
@@ -110,13 +110,13 @@ def test_the_folder_contains_stop_ids_and_tokenizer_files_of_a_checkpoint(tmp_pa
 
 
 def test_without_stop_ids_the_last_token_id_is_the_padding_of_onnxruntime_genai(
-    made: Dict[str, Path],
+    made: dict[str, Path],
 ) -> None:
     model = _json(made["ort"], "genai_config.json")["model"]
     assert (model["eos_token_id"], model["pad_token_id"]) == ([], model["vocab_size"] - 1)
 
 
-def _wanted(folder: Path, count: int) -> List[int]:
+def _wanted(folder: Path, count: int) -> list[int]:
     session = load(folder, provider="cpu").session()
     return [int(token[0]) for token in session.generate([np.array(PROMPT)], count)]
 
@@ -124,7 +124,7 @@ def _wanted(folder: Path, count: int) -> List[int]:
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("target", ["onnx", "ort"])
-def test_optimum_onnx_generates_the_same_tokens(target: str, made: Dict[str, Path]) -> None:
+def test_optimum_onnx_generates_the_same_tokens(target: str, made: dict[str, Path]) -> None:
     optimum = pytest.importorskip(
         "optimum.onnxruntime", reason="optimum-onnx is not installed", exc_type=ImportError
     )
@@ -139,7 +139,7 @@ def test_optimum_onnx_generates_the_same_tokens(target: str, made: Dict[str, Pat
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("target", ["onnx", "onnx-static", "ort"])
-def test_onnxruntime_genai_generates_the_same_tokens(target: str, made: Dict[str, Path]) -> None:
+def test_onnxruntime_genai_generates_the_same_tokens(target: str, made: dict[str, Path]) -> None:
     genai = pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
     model = genai.Model(str(made[target]))
     parameters = genai.GeneratorParams(model)

@@ -1,7 +1,7 @@
 """Every number of an artefact is compared with its module, and again with digests where it runs."""
 
 from pathlib import Path
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable
 
 import numpy as np
 import onnx
@@ -41,7 +41,7 @@ FORMATS = [
 # Each layout of codes once; `make test-all` takes the others, too.
 LAYOUTS = (("ort", "int8"), ("ort", "int4"), ("ort", "keep"), ("onnx-static", "int4"))
 EACH = pytest.mark.parametrize(("target", "weights"), choice(FORMATS, LAYOUTS))
-_made: Dict[str, Source] = {}
+_made: dict[str, Source] = {}
 
 
 def _source(weights: str) -> Source:
@@ -104,7 +104,7 @@ def _next_code(zeros: np.ndarray) -> np.ndarray:
 
 
 WITHOUT_ZEROS = ("int8", "int8-32", "keep", "mixed")  # formats without zero points
-PACKING: Dict[str, Tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
+PACKING: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
     "scales are rolled by one output": ("scales", _rolled),
     "codes are rolled by one output": ("codes", _rolled),
     "codes of an output are exchanged in pairs": ("codes", lambda a: _with_output(a, _exchanged)),

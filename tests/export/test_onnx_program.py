@@ -2,7 +2,7 @@
 
 import gc
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -46,7 +46,7 @@ class Operators(torch.nn.Module):
         return (first.transpose(1, 2).select(2, 0).unsqueeze(2) * weights).to(torch.float32)
 
 
-def traced(name: str) -> List[str]:
+def traced(name: str) -> list[str]:
     if name not in MODELS:
         module, shapes = Operators().eval(), ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
         program = onnx_program.onnx_program(module, (torch.ones(2, 5, 8),), shapes, OPSET)
@@ -67,7 +67,7 @@ def traced(name: str) -> List[str]:
 def test_a_program_that_is_left_as_it_is_has_the_operators_of_one_that_was_decomposed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reasons: List[Any] = []
+    reasons: list[Any] = []
     unfinished = onnx_program.unfinished
     monkeypatch.setattr(onnx_program, "unfinished", lambda *call: reasons.append(unfinished(*call)))
     outputs = traced(name)
@@ -80,7 +80,7 @@ def test_a_program_that_is_left_as_it_is_has_the_operators_of_one_that_was_decom
 class Flattened(torch.nn.Module):
     """Axes of which one, two and all have dynamic sizes."""
 
-    def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:  # [B,S,8]
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:  # [B,S,8]
         images = x.unflatten(2, [-1, 4])  # [B,S,2,4]
         return images.flatten(1, 2), images.flatten(0, 1), images.flatten(), 2 - x.long() * 0.5
 

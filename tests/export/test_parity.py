@@ -2,7 +2,7 @@
 
 import itertools
 from pathlib import Path
-from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Collection, Iterable, Mapping
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ HERE = [name for name in TARGETS if name not in APART]
 
 def _passes(
     config: Any, target: str, folder: Path, verify: Any = "quick", **how: str
-) -> Dict[str, Any]:
+) -> dict[str, Any]:
     """Export with one call of each kind, or with the whole grid. Return the certificate."""
     manifest = export(sources(config), target, folder / "artefact", verify=verify, **how)  # type: ignore[arg-type]
     certificate = manifest.certificate
@@ -47,8 +47,8 @@ def _passes(
 def _each(
     variants: Iterable[str],
     targets: Iterable[str] = TARGETS,
-    quick: Optional[Mapping[str, Collection[str]]] = None,
-) -> List[Any]:
+    quick: Mapping[str, Collection[str]] | None = None,
+) -> list[Any]:
     """Every variant on every target. Those that are not in `quick`, variants by target, are
     exhaustive.
     """
@@ -57,7 +57,7 @@ def _each(
     return choice(cases, taken, grouped=True)
 
 
-def _on(targets: Iterable[str], *variants: str) -> Dict[str, Collection[str]]:
+def _on(targets: Iterable[str], *variants: str) -> dict[str, Collection[str]]:
     return dict.fromkeys(targets, variants)
 
 
@@ -85,7 +85,7 @@ METHODS = (
 ).split()
 
 
-def methods(variant: str) -> Tuple[Any, ...]:
+def methods(variant: str) -> tuple[Any, ...]:
     return tuple(getattr(REGISTRY[variant], name) for name in METHODS)
 
 

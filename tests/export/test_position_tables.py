@@ -1,7 +1,7 @@
 """Tables of positions are compared with their formulas at every position of the range."""
 
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,7 +90,7 @@ def test_a_number_that_is_off_by_four_units_in_the_last_place_is_found(
 
 @pytest.mark.parametrize("weights", choice([None, *FORMATS], [None, "int4"]))
 def test_export_refuses_a_table_with_a_hole_in_every_format(
-    weights: Optional[str], tmp_path: Path
+    weights: str | None, tmp_path: Path
 ) -> None:
     model = seeded(block("rope", max_positions=440))
     for name, buffer in model.named_buffers():

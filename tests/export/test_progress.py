@@ -1,7 +1,6 @@
 """What an export says while it runs: on a terminal, the steps of every long phase."""
 
 from pathlib import Path
-from typing import List
 
 import pytest
 
@@ -34,7 +33,7 @@ def test_every_long_phase_of_an_export_counts_its_steps(
             256, 1, 64, block_config(width=32, heads=2, max_positions=64, encoding={"name": "rope"})
         )
     )
-    said: List[str] = []
+    said: list[str] = []
     export(
         model,
         "ort",

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from pathlib import Path
-from typing import Any, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,7 +97,7 @@ def test_a_text_for_a_model_that_reads_none_is_refused(tmp_path: Path) -> None:
         samples.with_text(None, tmp_path / "text", seeded(IDS))
 
 
-def _loss() -> Tuple[quality.Loss, Any]:
+def _loss() -> tuple[quality.Loss, Any]:
     """Return that of an artefact whose logits are all 0, on text, and its manifest."""
     result, following = quality.Loss(1.0), np.arange(40)[None]
     expected = np.eye(256, dtype=np.float32)[following]

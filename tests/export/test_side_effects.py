@@ -7,7 +7,7 @@ import logging
 import threading
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def two_threads() -> Any:
     torch.set_num_threads(before)
 
 
-def state() -> Dict[str, Any]:
+def state() -> dict[str, Any]:
     """Return the state of the process that torch shares between its users."""
     levels = {
         name: logger.level

@@ -52,7 +52,7 @@ def test_small_arrays_stay_in_memory_and_no_file_is_left(tmp_path: Path) -> None
 
 
 def test_a_disk_that_is_full_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = Path("/dev/full").open("wb")
+    full = Path("/dev/full").open("wb")  # noqa: SIM115 - closed by in_file
     monkeypatch.setattr(weight_file.tempfile, "TemporaryFile", lambda dir: full)
     with pytest.raises(OSError, match="No space left"):
         in_file(tmp_path, np.ones(LEAST, np.float32))

@@ -5,7 +5,7 @@
 import functools
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, Union
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -17,7 +17,7 @@ from tests.faults import of_encodings, of_models, of_sessions
 from tests.faults.planting import CorrectArtefact, CorrectModel, Fault
 from tests.traces import sources
 
-FAULTS: Dict[str, Fault] = {
+FAULTS: dict[str, Fault] = {
     **of_encodings.FAULTS,
     **of_models.FAULTS,
     **of_sessions.FAULTS,
@@ -48,7 +48,7 @@ def described(model: str) -> Any:
 
 
 @functools.lru_cache(maxsize=8)
-def correct(model: str, target: str = "") -> Union[CorrectModel, CorrectArtefact]:
+def correct(model: str, target: str = "") -> CorrectModel | CorrectArtefact:
     """Return a correct model by name, eager or as an artefact of a target, which is kept for its
     next fault.
     """

@@ -1,6 +1,6 @@
 """Encodings that get other positions than those of a call."""
 
-from typing import Any, List, Optional, Tuple, Type
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,22 +20,22 @@ class Faulty(PositionEncoding):
         return positions
 
     def embed_next(
-        self, x: Tensor, positions: Tensor, states: List[Tensor]
-    ) -> Tuple[Tensor, List[Tensor]]:
+        self, x: Tensor, positions: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         changed = self.changed_positions(positions)
         of_keys = self.changed_key_positions(changed, changed)
         return super().embed_next(x, of_keys, states)
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         changed = self.changed_positions(positions)
         of_keys = self.changed_key_positions(changed, changed)
         return super().rotate(q, k, changed)[0], super().rotate(q, k, of_keys)[1]
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         of_keys = self.changed_key_positions(k_positions, q_positions)
         return super().bias(self.changed_positions(q_positions), of_keys)
 
-    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: list[Tensor]) -> Tensor:
         of_keys = self.changed_key_positions(seen.key_positions, seen.positions)
         called = self.changed_positions(seen.positions)
         shifted = Seen(seen.keys, seen.values, seen.mask, called, of_keys)
@@ -53,7 +53,7 @@ class FromZero(Faulty):
         return torch.where(positions >= first, positions - first, positions)
 
 
-def plant(fault: Type[Faulty], model: Any) -> None:
+def plant(fault: type[Faulty], model: Any) -> None:
     """Make each encoding of a model faulty, in place."""
     for module in list(model.modules()):
         if isinstance(module, PositionEncoding):

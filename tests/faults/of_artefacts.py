@@ -2,7 +2,7 @@
 of bench.ruined_graphs among them.
 """
 
-from typing import Any, Callable, Dict, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
@@ -90,7 +90,7 @@ UNSEEN = (  # outputs do not show these, or a range of 96 tokens does not reach 
     "slots shifted from 300 cached tokens on",
     "long factors of keys never written",
 )
-GRAPHS: Dict[str, ChangeGraph] = {
+GRAPHS: dict[str, ChangeGraph] = {
     "the last cached token is overwritten": _inputs(_later_by_one),
     "logits of the token before": _inputs(_logits_of_the_token_before),
     "all rows have the length of the first": _inputs(_lengths_of_the_first_row),

@@ -1,7 +1,7 @@
 """Faults at edges far from the first position, planted in the stages of an export to target ort."""
 
 import functools
-from typing import Any, Callable, ContextManager, Dict, Tuple
+from typing import Any, Callable, ContextManager
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
@@ -75,7 +75,7 @@ def encoded(name: str, **parameters: Any) -> StackConfig:
 T5, SHAW = encoded("t5", max_distance=FURTHEST), encoded("shaw", left=120)
 LONG = tiny.decoder("rope", max_positions=1000)
 WINDOW = tiny.attending(LONG, sees={"name": "window", "size": 700})
-FAULTS: Dict[str, Tuple[StackConfig, Callable[[], ContextManager[None]]]] = {
+FAULTS: dict[str, tuple[StackConfig, Callable[[], ContextManager[None]]]] = {
     **{
         f"window {what}": (WINDOW, _exporting(attention("local_window_size", change)))
         for what, change in (

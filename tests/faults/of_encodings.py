@@ -1,7 +1,7 @@
 """Faults of encodings, planted in the modules of decoders."""
 
 from functools import partial
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ class Late(Faulty):
     def changed_key_positions(self, positions: Tensor, called: Tensor) -> Tensor:
         return positions - 1
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         late = k_positions - 1 - k_positions.eq(q_positions[:, -1:]).long()
         return super(Faulty, self).bias(q_positions, late)
 
@@ -165,7 +165,7 @@ def _flipped(x: Tensor) -> Tensor:
 
 ON = ("sinusoidal", "learned", "rope", "alibi")  # one for each hook and kind of table
 # What is wrong, the decoder, and the change of each of its encodings.
-CHANGES: Tuple[Tuple[str, str, Change], ...] = (
+CHANGES: tuple[tuple[str, str, Change], ...] = (
     ("swapped layout", "rope", _put("interleaved", lambda _: True)),
     ("reversed rotation", "rope", _table("sin", np.negative)),
     ("one frequency 1% off", "rope", _one_frequency_off),

@@ -2,7 +2,7 @@
 selection of logits, planted in functions that all models call.
 """
 
-from typing import Any, Callable, Tuple
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -23,14 +23,14 @@ def _layers_exchanged(model: Any) -> None:
     first.encoding, second.encoding = second.encoding, first.encoding
 
 
-def _mask(change: Callable[[Tensor, Tensor], Tuple[Tensor, Tensor]]) -> Callable[[Any], Any]:
+def _mask(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[[Any], Any]:
     """Return a function that gives the mask other positions of queries and keys."""
     return lambda right: (
         lambda positions, key_positions, *rest: right(*change(positions, key_positions), *rest)
     )
 
 
-def _shifted_by_padding(q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor]:
+def _shifted_by_padding(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """As GroupQueryAttention with a bias on CUDA, if a short row beside longer ones is given its
     own length.
     """
@@ -44,14 +44,14 @@ def _last_columns(right: Any) -> Any:
 
 MASK, SELECTION = (ops, "attention_mask"), (ops, "select_tokens")
 # Of masks: what is wrong, and the change of positions of queries and keys.
-MASKS: Tuple[Tuple[str, Any], ...] = (
+MASKS: tuple[tuple[str, Any], ...] = (
     ("mask one short", lambda q, k: (q - 1, k)),
     ("mask one long", lambda q, k: (q + 1, k)),
     ("mask of a shorter row shifted in its first call", _shifted_by_padding),
     ("padding attended", lambda q, k: (q, k.clamp(min=0))),
 )
 # Of modules: what is wrong, the model, and its change.
-MODULES: Tuple[Tuple[str, str, Any], ...] = (
+MODULES: tuple[tuple[str, str, Any], ...] = (
     ("norms before layers instead of after them", "encoder learned", _pre_norm),
     ("encodings of two layers exchanged", "two thetas", _layers_exchanged),
 )

@@ -5,7 +5,7 @@ import copy
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator, Literal, Optional, Tuple
+from typing import Any, Callable, Iterator, Literal
 
 import onnx
 import torch
@@ -47,7 +47,7 @@ class Fault:
     plant: Callable[..., Any]
     model: str = ""
     target: str = ""
-    of: Optional[Tuple[Any, str]] = None
+    of: tuple[Any, str] | None = None
 
 
 class CorrectModel:
@@ -64,7 +64,7 @@ class CorrectModel:
         self.accuracy = accuracy_of(model, self.manifest)
         self.expected = expected_outputs(model, self.manifest, long=False)
 
-    def measured(self, fault: Optional[Fault] = None) -> Measured:
+    def measured(self, fault: Fault | None = None) -> Measured:
         """Measure the model with a fault until a cell fails. Without a fault, or with one in a
         function that the eager module calls, compare with the oracle too.
         """
@@ -79,11 +79,11 @@ class CorrectModel:
                 return measured
             return _until_failure(self._session(fault), expected, self.accuracy)
 
-    def detects(self, fault: Optional[Fault] = None) -> bool:
+    def detects(self, fault: Fault | None = None) -> bool:
         """Whether the grid detects a fault; without one, whether the correct model fails."""
         return self.measured(fault).exceeds(self.accuracy.tolerance)
 
-    def _session(self, fault: Optional[Fault]) -> Session:
+    def _session(self, fault: Fault | None) -> Session:
         module = self.module
         if fault and fault.place == "module":
             model = self.another()
@@ -118,16 +118,16 @@ class CorrectArtefact:
         self.accuracy = Accuracy(accuracy.float32) if accuracy.float32 else accuracy
         self.expected = proof.read(manifest, folder)
 
-    def measured(self, fault: Optional[Fault] = None) -> Measured:
+    def measured(self, fault: Fault | None = None) -> Measured:
         """Measure the artefact with a fault until a cell fails."""
         with replaced(fault):
             return _until_failure(opened(self._graph(fault), fault), self.expected, self.accuracy)
 
-    def detects(self, fault: Optional[Fault] = None) -> bool:
+    def detects(self, fault: Fault | None = None) -> bool:
         """Whether the grid detects a fault; without one, whether the correct artefact fails."""
         return self.measured(fault).exceeds(self.accuracy.tolerance)
 
-    def _graph(self, fault: Optional[Fault]) -> Any:
+    def _graph(self, fault: Fault | None) -> Any:
         if fault is None or fault.place != "file":
             return self.graph
         with tempfile.TemporaryDirectory() as scratch:
@@ -138,7 +138,7 @@ class CorrectArtefact:
             return on_cpu(path, self.manifest)
 
 
-def opened(graph: Any, fault: Optional[Fault]) -> Session:
+def opened(graph: Any, fault: Fault | None) -> Session:
     """Open a session on a graph, with a fault of a graph or a session planted."""
     if fault and fault.place == "session":
         return fault.plant(graph)
@@ -146,7 +146,7 @@ def opened(graph: Any, fault: Optional[Fault]) -> Session:
 
 
 @contextlib.contextmanager
-def replaced(fault: Optional[Fault]) -> Iterator[None]:
+def replaced(fault: Fault | None) -> Iterator[None]:
     """Context in which the function of a fault is replaced by the wrong one."""
     if fault is None or fault.of is None:
         yield

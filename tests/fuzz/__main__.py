@@ -15,22 +15,22 @@ import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set
+from typing import Any, Iterator, Sequence
 
 
-def sessions(number: int, jobs: int, end: float, providers: Sequence[str]) -> Dict[str, Any]:
+def sessions(number: int, jobs: int, end: float, providers: Sequence[str]) -> dict[str, Any]:
     """Fuzz sessions until `end` (time.time), on some providers only if given. Print a line per
     unit and return the totals.
     """
     from tests.fuzz import long
 
-    stopped: List[int] = []
+    stopped: list[int] = []
     signal.signal(
         signal.SIGTERM, lambda number, frame: stopped.append(number)
     )  # finished units are still reported
     groups: Iterator[Any] = long.groups(random.Random(number), providers)
-    units: List[Any] = []
-    running: Set["Future[Any]"] = set()
+    units: list[Any] = []
+    running: set[Future[Any]] = set()
     turn = 0
     # Workers are replaced after a few modules, to free the memory that tracing leaves behind.
     with ProcessPoolExecutor(
@@ -47,7 +47,7 @@ def sessions(number: int, jobs: int, end: float, providers: Sequence[str]) -> Di
     return long.summary(units)
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run the fuzzer. Returns the exit status: 0, or 1 if there is a finding."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -67,7 +67,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     number = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed
     os.environ["OMP_NUM_THREADS"] = "1"
     print(f"seed {number}, {options.minutes:g} minutes, {options.jobs} jobs", flush=True)
-    result: Dict[str, Any] = {"seed": number, "minutes": options.minutes, "jobs": options.jobs}
+    result: dict[str, Any] = {"seed": number, "minutes": options.minutes, "jobs": options.jobs}
     begun = time.time()
     end = begun + 60 * options.minutes
     result["sessions"] = sessions(number, options.jobs, end, options.providers)

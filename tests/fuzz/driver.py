@@ -8,7 +8,7 @@ fed, not by asking the session.
 
 import functools
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Sequence
 from unittest import mock
 
 import numpy as np
@@ -20,7 +20,7 @@ from tests.fuzz.rows_read import Reading
 from tests.fuzz.subjects import MANY, TEXTS, Subject, Token
 from tests.fuzz.wrong import wrong_calls
 
-Call = Dict[str, Any]
+Call = dict[str, Any]
 SESSIONS = 3  # most sessions at a time
 BLOCKS, BLOCK = 4, 4  # of kept prefixes, and tokens of one: few, so that some are replaced
 WATCHED = 6  # number of the latest outputs that are checked for later writes
@@ -31,7 +31,7 @@ class Twin:
     """A session, and the tokens that its rows have read."""
 
     session: Session
-    rows: List[Reading]
+    rows: list[Reading]
 
 
 def can_rewind(session: Session, n: Any) -> bool:
@@ -57,17 +57,17 @@ class Driver:
         options: batch, capacity and rewind of the first session.
     """
 
-    def __init__(self, subject: Subject, options: Dict[str, Any]) -> None:
+    def __init__(self, subject: Subject, options: dict[str, Any]) -> None:
         self.subject, self.manifest, self.options = subject, subject.manifest, options
         self.limit, size = options["rewind"], subject.spec.size
         self.capacity = min(options["capacity"] or size, size)
         self.twins = [Twin(subject.model.session(**options), [])]
-        self.prefixes: Optional[Prefixes] = None
+        self.prefixes: Prefixes | None = None
         if subject.cached and can_share(self.manifest):
             self.prefixes = Prefixes(subject.model.graph, BLOCKS, BLOCK)
-        self.owned: List[Tuple[np.ndarray, np.ndarray]] = []
+        self.owned: list[tuple[np.ndarray, np.ndarray]] = []
         self.calls = self.steps = self.refused = self.explained = 0
-        self.worst: Dict[str, float] = {}
+        self.worst: dict[str, float] = {}
 
     def apply(self, call: Call) -> None:
         """Make a call and check its output, the lengths of all sessions, and earlier outputs.
@@ -111,14 +111,14 @@ class Driver:
         self._take(rows, more, call, twin.session.prefill(**arguments), columns)
         twin.rows = rows
 
-    def _asked(self, call: Call) -> Tuple[List[List[Token]], Any]:
+    def _asked(self, call: Call) -> tuple[list[list[Token]], Any]:
         """Return the tokens of each row of a call, and their starts; None for a wrong number."""
         more = [[self._token(text, beside)] * n for text, beside, n in call["rows"]]
         start = 0 if call["start"] is None else call["start"]
         fits = np.shape(start) in ((), (len(more),))
         return more, np.broadcast_to(start, len(more)) if fits else None
 
-    def _before(self, twin: Twin, count: int, start: Any) -> Optional[List[Reading]]:
+    def _before(self, twin: Twin, count: int, start: Any) -> list[Reading] | None:
         """Return the rows before a prefill of `count` rows, or None if this prefill is not
         allowed.
         """
@@ -135,11 +135,11 @@ class Driver:
         both = zip(starts, sources, strict=True)
         return [Reading(first, self.limit, source=source) for first, source in both]
 
-    def _sources(self, count: int) -> List[int]:
+    def _sources(self, count: int) -> list[int]:
         """Choose the encoder sequence of each of `count` new rows; different ones for each call."""
         return [(self.calls + index) % max(len(self.subject.encoded), 1) for index in range(count)]
 
-    def _encoder(self, twin: Twin, rows: Optional[List[Reading]], start: Any) -> Dict[str, Any]:
+    def _encoder(self, twin: Twin, rows: list[Reading] | None, start: Any) -> dict[str, Any]:
         """Return the argument `encoder` for new rows; nothing for rows that keep their encoder
         outputs.
         """
@@ -150,7 +150,7 @@ class Driver:
             return {}
         return {"encoder": [self.subject.encoded[row.source] for row in rows]}
 
-    def _beyond(self, rows: Sequence[Reading], more: Sequence[List[Token]]) -> bool:
+    def _beyond(self, rows: Sequence[Reading], more: Sequence[list[Token]]) -> bool:
         """Whether the tokens exceed the range of positions or the capacity."""
         size = self.subject.spec.size
         room = all(
@@ -161,8 +161,8 @@ class Driver:
         return not room or (self.subject.in_place and held > self.capacity)
 
     def _given(
-        self, call: Call, more: List[List[Token]], rows: Optional[List[Reading]]
-    ) -> Tuple[Dict[str, Any], List[np.ndarray]]:
+        self, call: Call, more: list[list[Token]], rows: list[Reading] | None
+    ) -> tuple[dict[str, Any], list[np.ndarray]]:
         """Return the arguments of a prefill or admit, and for each row the columns of its
         tokens.
         """
@@ -194,8 +194,8 @@ class Driver:
         return arguments, columns
 
     def _contents(
-        self, more: List[List[Token]], rows: List[Reading]
-    ) -> Tuple[List[np.ndarray], List[np.ndarray]]:
+        self, more: list[list[Token]], rows: list[Reading]
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return the next tokens of each row and their attributes. If they exceed the range, so
         that the call is refused, only the shapes are right.
         """
@@ -211,11 +211,11 @@ class Driver:
 
     def _take(
         self,
-        rows: List[Reading],
-        more: List[List[Token]],
+        rows: list[Reading],
+        more: list[list[Token]],
         call: Call,
         output: np.ndarray,
-        columns: List[np.ndarray],
+        columns: list[np.ndarray],
     ) -> None:
         """Record the tokens of a prefill or admit, and check its output: expected values at
         tokens, zeros at padding.
@@ -254,7 +254,7 @@ class Driver:
             if call["copy"]:
                 self._own(output)
 
-    def _next(self, twin: Twin, call: Call) -> List[List[Token]]:
+    def _next(self, twin: Twin, call: Call) -> list[list[Token]]:
         """Return the token of each row that a call with texts reads."""
         texts = call["texts"]
         return [[Token(texts[index % len(texts)] % TEXTS)] for index in range(len(twin.rows))]
@@ -285,7 +285,7 @@ class Driver:
             whole = [*row.tokens, *more[index]]
             expected = self.subject.expected(row.start, whole, row.source)
             bound = max(against.bound for _, against in expected.values())
-            read: List[Any] = [[]] * len(twin.rows)
+            read: list[Any] = [[]] * len(twin.rows)
             read[index] = [*prompt[index], *ids[index, :-1]]
             logits = plain.prefill(read)[index]
             short_of = logits.max(-1) - logits[np.arange(len(logits)), ids[index]]
@@ -433,7 +433,7 @@ class Driver:
         self.owned = [*self.owned, (output, output.copy())][-WATCHED:]
 
 
-def replay(subject: Subject, options: Dict[str, Any], calls: Sequence[Call]) -> Driver:
+def replay(subject: Subject, options: dict[str, Any], calls: Sequence[Call]) -> Driver:
     """Make calls in order, then check that every session can continue."""
     driver = Driver(subject, options)
     for call in calls:

@@ -6,11 +6,11 @@ import hashlib
 import json
 from pathlib import Path
 from random import Random
-from typing import Any, List, Tuple
+from typing import Any
 
 from posenc_export.runtime.artefact.manifest import FILE_NAME
 
-VALUES: Tuple[Any, ...] = (
+VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 7, 255, 2**31 - 1, 2**31, 2**53, 2**63, 2**64, 10**40, -(2**63),
     0.5, -0.0, 1e300, 5e-324, "", "x", "batch_size", "capacity", "past_sequence_length", "float16",
     "float64", "int32", "rows", "columns", "append", "in_place", "replace", "mask", "positions",
@@ -54,7 +54,7 @@ def splice(path: Path, chance: Random) -> None:
     path.write_bytes(content[:a] + part + content[b:])
 
 
-def _places(node: Any, path: Tuple[Any, ...] = ()) -> List[Tuple[Any, ...]]:
+def _places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     items = (
         node.items()
         if isinstance(node, dict)

@@ -9,7 +9,7 @@ import json
 import random
 import time
 import warnings
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Iterator, Sequence
 
 import torch
 from hypothesis import HealthCheck, Phase, seed, settings
@@ -58,11 +58,11 @@ class Unit:
     seed: int
     outcome: str
     seconds: float
-    total: Dict[str, Any] = dataclasses.field(default_factory=dict)
-    finding: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    total: dict[str, Any] = dataclasses.field(default_factory=dict)
+    finding: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def groups(chosen: random.Random, only: Sequence[str] = ()) -> Iterator[List[Spec]]:
+def groups(chosen: random.Random, only: Sequence[str] = ()) -> Iterator[list[Spec]]:
     """Yield groups of specs endlessly. A group shares one module, which is traced once; each round
     over the registry has a random order.
 
@@ -97,14 +97,14 @@ def groups(chosen: random.Random, only: Sequence[str] = ()) -> Iterator[List[Spe
             yield [*plain, *sorted(drawn, key=lambda spec: (spec.form, spec.signature))]
 
 
-def available() -> List[str]:
+def available() -> list[str]:
     """Return the providers of ONNX graphs besides cpu that this machine has."""
     return ["cuda"] if cuda.obstacle() is None else []
 
 
 def _specs(
     variant: str, kind: str, size: int, present: Sequence[str]
-) -> Tuple[List[Spec], List[Spec]]:
+) -> tuple[list[Spec], list[Spec]]:
     """Return the specs of a module in float32 on the processor, and those in other formats and
     on other providers.
     """
@@ -148,7 +148,7 @@ def run_unit(spec: Spec, number: int) -> Unit:
         warnings.simplefilter("error")
         try:
             run_state_machine_as_test(machine, settings=how)  # type: ignore[no-untyped-call]
-        except Exception as error:  # noqa: BLE001  any exception is a finding
+        except Exception as error:
             noted = " ".join([said.getvalue(), *getattr(error, "__notes__", [])])
             _, marker, rest = noted.partition("@reproduce_failure")
             blob = marker + rest.split(" as a decorator")[0]
@@ -160,9 +160,9 @@ def run_unit(spec: Spec, number: int) -> Unit:
     return Unit(spec, number, "passed", time.monotonic() - begun, machine.total)
 
 
-def run_group(specs: List[Spec], number: int, end: float) -> List[Unit]:
+def run_group(specs: list[Spec], number: int, end: float) -> list[Unit]:
     """Run the specs of one module, as far as they start before `end` (time.time)."""
-    done: List[Unit] = []
+    done: list[Unit] = []
     for spec in specs:
         if time.time() >= end:
             break
@@ -183,11 +183,11 @@ def line(unit: Unit) -> str:
     return "\n  ".join((shown, unit.finding["error"], json.dumps(replayed), unit.finding["blob"]))
 
 
-def summary(units: List[Unit]) -> Dict[str, Any]:
+def summary(units: list[Unit]) -> dict[str, Any]:
     """Return the totals of all units."""
     driven = [unit for unit in units if unit.total]
     total = {name: sum(unit.total[name] for unit in driven) for name in ("sequences", *COUNTED)}
-    passed: Dict[str, List[Unit]] = {}
+    passed: dict[str, list[Unit]] = {}
     for unit in driven:
         passed.setdefault(unit.spec.form, []).extend([unit] * (unit.outcome == "passed"))
     axes = ("target", "signature", "form", "provider", "kind")
@@ -202,7 +202,7 @@ def summary(units: List[Unit]) -> Dict[str, Any]:
     }
 
 
-def _worst(units: List[Unit]) -> Dict[str, float]:
+def _worst(units: list[Unit]) -> dict[str, float]:
     """Return the worst errors of some units relative to their bounds, by reference."""
     names = sorted({name for unit in units for name in unit.total["worst"]})
     return {
@@ -210,9 +210,9 @@ def _worst(units: List[Unit]) -> Dict[str, float]:
     }
 
 
-def _calls(units: List[Unit], name: str) -> Dict[str, int]:
+def _calls(units: list[Unit], name: str) -> dict[str, int]:
     """Return the number of calls by value of a field of Spec."""
-    result: Dict[str, int] = {}
+    result: dict[str, int] = {}
     for unit in units:
         value = str(getattr(unit.spec, name))
         result[value] = result.get(value, 0) + unit.total["calls"]

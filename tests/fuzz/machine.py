@@ -1,6 +1,6 @@
 """A hypothesis state machine that makes random calls on sessions of one artefact."""
 
-from typing import Any, Callable, Dict, List, Optional, Type
+from typing import Any, Callable
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -24,15 +24,15 @@ class Machine(RuleBasedStateMachine):
     """
 
     subject: Subject
-    record: Dict[str, Any]
-    total: Dict[str, Any]
+    record: dict[str, Any]
+    total: dict[str, Any]
 
     @initialize(
         batch=st.integers(1, 3),
         capacity=st.one_of(st.none(), st.integers(8, 40)),
         rewind=st.sampled_from([256, 4, 20]),
     )
-    def open(self, batch: int, capacity: Optional[int], rewind: int) -> None:
+    def open(self, batch: int, capacity: int | None, rewind: int) -> None:
         options = {"batch": batch, "capacity": capacity, "rewind": rewind}
         self.driver = Driver(self.subject, options)
         type(self).record = {"spec": list(self.subject.spec), "options": options, "calls": []}
@@ -70,7 +70,7 @@ class Machine(RuleBasedStateMachine):
 
     def drawn_rows(
         self, draw: Callable[[Any], Any], count: int, room: int, least: int
-    ) -> List[List[int]]:
+    ) -> list[list[int]]:
         first = min(least, room)
         few, some = st.integers(first, min(7, room)), st.integers(first, room)
         tokens = st.one_of(few, few, few, some, st.integers(0, room + 2))
@@ -83,7 +83,7 @@ class Machine(RuleBasedStateMachine):
         one = st.one_of(st.integers(0, 9), st.integers(0, last), st.just(last))
         return draw(st.one_of(st.none(), one, st.lists(one, min_size=count, max_size=count)))
 
-    def common(self, draw: Callable[[Any], Any]) -> Dict[str, Any]:
+    def common(self, draw: Callable[[Any], Any]) -> dict[str, Any]:
         chunk = draw(st.one_of(st.none(), st.sampled_from([1, 2, 3, 5, 16, 10**6])))
         padding = draw(st.one_of(st.none(), st.integers(0, 99)))
         keep = draw(st.sampled_from([None, None, 0, 1, 1, 3, 40]))
@@ -131,7 +131,7 @@ class Machine(RuleBasedStateMachine):
         copy = data.draw(st.booleans())
         self.make("step", on, times=times, texts=self.texts(data.draw, twin), copy=copy)
 
-    def texts(self, draw: Callable[[Any], Any], twin: Twin) -> List[int]:
+    def texts(self, draw: Callable[[Any], Any], twin: Twin) -> list[int]:
         """Draw the texts of which each row reads a token."""
         most = max(len(twin.rows), 1)
         return draw(st.lists(st.integers(0, TEXTS - 1), min_size=1, max_size=most))  # type: ignore[no-any-return]
@@ -207,7 +207,7 @@ class Machine(RuleBasedStateMachine):
         self.make("wrong", self.choose(data.draw)[0], name=name)
 
 
-def machine_of(subject: Subject) -> Type[Machine]:
+def machine_of(subject: Subject) -> type[Machine]:
     """Return a new subclass of Machine for a subject, with all totals at zero."""
     total = {"sequences": 0, **dict.fromkeys(COUNTED, 0), "worst": {}}
     return type("Sessions", (Machine,), {"subject": subject, "record": {}, "total": total})

@@ -2,34 +2,34 @@
 test_sessions replays them.
 """
 
-from typing import Any, Dict, Sequence
+from typing import Any, Sequence
 
 
-def _case(spec: Sequence[Any], *calls: Dict[str, Any], rewind: int = 256) -> Dict[str, Any]:
+def _case(spec: Sequence[Any], *calls: dict[str, Any], rewind: int = 256) -> dict[str, Any]:
     """Return a sequence of calls on one session of an artefact (subjects.Spec)."""
     options = {"batch": 1, "capacity": None, "rewind": rewind}
     return {"spec": list(spec), "options": options, "calls": list(calls)}
 
 
-def _read(*counts: int, do: str = "prefill", **others: Any) -> Dict[str, Any]:
+def _read(*counts: int, do: str = "prefill", **others: Any) -> dict[str, Any]:
     """Return a call that reads a number of tokens of each row."""
     rows, none = [[0, -1, count] for count in counts], dict.fromkeys(("start", "padding", "chunk"))
     return {"do": do, "on": 0, "rows": rows, **none, **others}
 
 
-def _steps(times: int, text: int = 0, copy: bool = False) -> Dict[str, Any]:
+def _steps(times: int, text: int = 0, copy: bool = False) -> dict[str, Any]:
     return {"do": "step", "on": 0, "times": times, "texts": [text], "copy": copy}
 
 
-def _rewind(n: int) -> Dict[str, Any]:
+def _rewind(n: int) -> dict[str, Any]:
     return {"do": "rewind", "on": 0, "n": n}
 
 
-def _wrong(name: str) -> Dict[str, Any]:
+def _wrong(name: str) -> dict[str, Any]:
     return {"do": "wrong", "on": 0, "name": name}
 
 
-FOUND: Dict[str, Dict[str, Any]] = {
+FOUND: dict[str, dict[str, Any]] = {
     # Rounding to float16 changes this model more than most; the bound of its calls did not know.
     "a model that rounding changes much": _case(
         ("integer", "bidirectional", "onnx", "mask", 40, "float16", "cpu"),

@@ -4,7 +4,6 @@ it can be rewound.
 
 import copy
 from dataclasses import dataclass, field
-from typing import List
 
 from tests.fuzz.subjects import Token
 
@@ -24,7 +23,7 @@ class Reading:
 
     start: int
     limit: int
-    tokens: List[Token] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
     furthest: int = 0
     source: int = 0
 
@@ -38,7 +37,7 @@ class Reading:
         """
         return self.furthest - (self.length - n) <= self.limit
 
-    def read(self, tokens: List[Token]) -> None:
+    def read(self, tokens: list[Token]) -> None:
         """Add tokens."""
         self.tokens += tokens
         self.furthest = max(self.furthest, self.length)

@@ -7,7 +7,7 @@ Shapes: L positions of the range, E model width, V numbers of an output.
 import functools
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -44,7 +44,7 @@ SAMPLE = 2048  # tokens of calibration data
 MANY, UNEVEN = 16, 1.25
 ABOVE_MEASURED = 2  # most error of a call, times the largest that is measured as exported
 # Arguments of export by format.
-FORMS: Dict[str, Dict[str, str]] = {
+FORMS: dict[str, dict[str, str]] = {
     "float32": {},
     "float16": {"dtype": "float16"},
     **{name: {"weights": name} for name in ("int8", "int4", "int4-128")},
@@ -90,7 +90,7 @@ def windows(variant: str, size: int, name: str = "window") -> Any:
     return replace(whole, layers=layers)
 
 
-KINDS: Dict[str, Callable[[str, int], Any]] = {
+KINDS: dict[str, Callable[[str, int], Any]] = {
     "decoder": lambda variant, size: decoder(variant, max_positions=size),
     "block": lambda variant, size: block(variant, max_positions=size),
     "linear": lambda variant, size: decoder(
@@ -144,13 +144,13 @@ class Subject:
         self._module = result.of(self.manifest.dtype, how.get("weights")).model
         self._against, self._passes = references(self._module, self), {}  # type: ignore[var-annotated]
 
-    def tokens(self, row: List[Token], first: int = 0) -> np.ndarray:
+    def tokens(self, row: list[Token], first: int = 0) -> np.ndarray:
         """Return the tokens of a row from index `first` on, [n] or [n,E]."""
         places = enumerate(row[first:], first)
         read = [self.texts[token.text, place % self.spec.size] for place, token in places]
         return np.stack(read) if read else self.texts[0, :0]
 
-    def numbers(self, row: List[Token], start: int, first: int = 0) -> np.ndarray:
+    def numbers(self, row: list[Token], start: int, first: int = 0) -> np.ndarray:
         """Return the coordinates [axes,n] of a row from index `first` on. Those that are not given
         count the positions, and are 0 if they are no places in the sequence.
         """
@@ -163,8 +163,8 @@ class Subject:
         return numbers
 
     def expected(
-        self, start: int, row: List[Token], source: int = 0
-    ) -> Dict[str, Tuple[np.ndarray, "Reference"]]:
+        self, start: int, row: list[Token], source: int = 0
+    ) -> dict[str, tuple[np.ndarray, "Reference"]]:
         """Return the outputs for a single row in one pass, at least [len(row),V], and the reference
         that computed them, by its name.
 
@@ -188,7 +188,7 @@ class Subject:
         return self._passes[key]  # type: ignore[no-any-return]
 
     def explained(
-        self, start: int, row: List[Token], source: int, against: "Reference", part: slice
+        self, start: int, row: list[Token], source: int, against: "Reference", part: slice
     ) -> float:
         """Return the largest error of some tokens of a row that rounding explains: SAFETY times the
         change of the module's outputs if each weight changes by a unit in the last place, or if it
@@ -200,20 +200,20 @@ class Subject:
         return min(LIMIT, SAFETY * max(against.error(x[part], full, part) for x in others))
 
     @functools.cached_property
-    def _disturbed(self) -> List[Session]:
+    def _disturbed(self) -> list[Session]:
         module = in_dtype(self._module, "float32")
         sessions = [eager_session(disturbed(module, seed)) for seed in range(TRIES)]
         if self.manifest.dtype != "float32":
             sessions.append(Loaded(TorchGraph(*eager(self._module))).session())
         return sessions
 
-    def _pass(self, session: Session, start: int, row: List[Token], source: int) -> np.ndarray:
+    def _pass(self, session: Session, start: int, row: list[Token], source: int) -> np.ndarray:
         numbers = self.numbers(row, start)[:, None]
         tokens, *given = (
             array if array.dtype == np.int64 else array.astype(session.manifest.dtype)
             for array in (self.tokens(row), *self.encoded[source : source + 1])
         )
-        grid: Optional[np.ndarray] = numbers if self.manifest.axes else None
+        grid: np.ndarray | None = numbers if self.manifest.axes else None
         session.reset()
         how: Any = {"start": start, "chunk": len(row), "grid": grid, "encoder": given or None}
         return session.prefill(tokens[None], **how)[0]
@@ -242,7 +242,7 @@ class Reference(NamedTuple):
         return cell_error(errors, self.rounds) * min(1.0, float(np.sqrt(mean / (of_row or 1.0))))
 
 
-def references(module: Model, subject: Subject) -> Dict[str, Reference]:
+def references(module: Model, subject: Subject) -> dict[str, Reference]:
     """Return what the outputs of a subject are compared with: the eager module with its rounded
     weights, and one pass of the artefact itself over the row.
 
@@ -285,10 +285,10 @@ def _sample(kind: str, folder: Path) -> Path:
     return path.with_suffix(".npy")
 
 
-_folders: List["tempfile.TemporaryDirectory[str]"] = []
+_folders: list["tempfile.TemporaryDirectory[str]"] = []
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def subject(spec: Spec) -> Subject:
     """Return the subject of a spec, created once."""
     _folders.append(tempfile.TemporaryDirectory())

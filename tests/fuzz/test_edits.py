@@ -8,7 +8,7 @@ import json
 import shutil
 from pathlib import Path
 from random import Random
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ REACH = 2.0
 SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(2, 50))]
 
 
-def _outputs(folder: Path) -> Optional[List[np.ndarray]]:
+def _outputs(folder: Path) -> list[np.ndarray] | None:
     """Return the outputs of a few calls; None if one is refused."""
     try:
         session = load(folder, provider="cpu", threads=1).session()
@@ -50,9 +50,9 @@ def _is_refused(call: Callable[[], Any]) -> bool:
     return False
 
 
-def _contents(folder: Path) -> Dict[str, Any]:
+def _contents(folder: Path) -> dict[str, Any]:
     """Return the contents of all files; of the manifest its values."""
-    contents: Dict[str, Any] = {path.name: path.read_bytes() for path in folder.iterdir()}
+    contents: dict[str, Any] = {path.name: path.read_bytes() for path in folder.iterdir()}
     with contextlib.suppress(KeyError, ValueError, RecursionError):
         contents[FILE_NAME] = json.loads(contents[FILE_NAME])
     return contents
@@ -75,7 +75,7 @@ def test_an_edited_artefact_is_refused_fails_verification_or_gives_the_same_outp
         opened = functools.partial(load, folder, provider="cpu", threads=1)
         assert _is_refused(opened), (number, name)
         reseal(folder)
-        proved: List[Any] = []
+        proved: list[Any] = []
         if _is_refused(opened) or _is_refused(
             lambda into=proved, of=folder: into.append(verify(of, provider="cpu", record=False))  # type: ignore[misc]
         ):

@@ -3,7 +3,7 @@ planted faults of sessions, which must be found. More: `make fuzz`.
 """
 
 import warnings
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,7 +87,7 @@ THOROUGH = (
 )
 
 
-def grouped(specs: List[Spec]) -> List[Any]:
+def grouped(specs: list[Spec]) -> list[Any]:
     """Return parameters that run all specs of a module in one process, which traces it once."""
     made = []
     for spec in specs:
@@ -119,7 +119,7 @@ def test_what_was_found_once_stays_mended(name: str) -> None:
     replay(made(Spec(*result["spec"])), result["options"], result["calls"])
 
 
-FILLED: Dict[str, Any] = {
+FILLED: dict[str, Any] = {
     "do": "prefill", "on": 0, "rows": [[0, -1, 5], [1, -1, 3]],
     "start": None, "padding": None, "chunk": None,
 }  # fmt: skip
@@ -135,7 +135,7 @@ OPTIONS = {"batch": 1, "capacity": None, "rewind": 256}
 @pytest.mark.parametrize("calls", [[], [FILLED]], ids=["empty", "filled"])
 @pytest.mark.parametrize("spec", grouped(REFUSING))
 def test_wrong_calls_are_refused_in_one_line_and_change_nothing(
-    spec: Spec, calls: List[Any]
+    spec: Spec, calls: list[Any]
 ) -> None:
     names = [*WRONG, *(WRONG_IDS if made(spec).vocabulary else WRONG_ACTIVATIONS)]
     assert len(names) > 90
@@ -161,7 +161,7 @@ def _swallows(self: Session, n: Any, right: Any = Session.rewind) -> None:
     right(self, n if np.ndim(n) else min(n, 2))
 
 
-FAULTS: Dict[str, Any] = {
+FAULTS: dict[str, Any] = {
     "a start off by one": (Rows, "begin", _forgets_starts),
     "a moved row short of a token": (Caches, "copy", _moves_too_little),
     "a rewind cut short": (Session, "rewind", _swallows),

@@ -2,7 +2,7 @@
 line.
 """
 
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import numpy as np
 
@@ -51,7 +51,7 @@ def _changed(array: np.ndarray, value: Any, dtype: Any = None) -> np.ndarray:
     return array
 
 
-WRONG: Dict[str, Wrong] = {
+WRONG: dict[str, Wrong] = {
     "no rows": _rows(lambda x: []),
     "no rows of an array": _rows(lambda x: x[:0]),
     "no tokens": _rows(lambda x: x[:, :0]),
@@ -156,7 +156,7 @@ WRONG: Dict[str, Wrong] = {
     },  # type: ignore[misc]
 }
 IDS = [256, 2**31, 2**62, -1, -(2**63)]
-WRONG_IDS: Dict[str, Wrong] = {
+WRONG_IDS: dict[str, Wrong] = {
     "the first id past the last": lambda subject, session: session.prefill(
         _changed(_whole(subject, session), subject.vocabulary)
     ),
@@ -174,13 +174,13 @@ WRONG_IDS: Dict[str, Wrong] = {
     "id of a small type of a step": _step(lambda x: _changed(x, -3, np.int8)),
 }
 # Invalid activations.
-WRONG_ACTIVATIONS: Dict[str, Wrong] = {
+WRONG_ACTIVATIONS: dict[str, Wrong] = {
     "another width": _rows(lambda x: x[:, :, :-1]),
     "rows of another width": _rows(lambda x: [row[:, :-1] for row in x]),
     "another width of a step": _step(lambda x: x[:, :-1]),
 }
 
 
-def wrong_calls(subject: Subject) -> Dict[str, Wrong]:
+def wrong_calls(subject: Subject) -> dict[str, Wrong]:
     """Return the invalid calls that apply to a subject."""
     return {**WRONG, **(WRONG_IDS if subject.vocabulary else WRONG_ACTIVATIONS)}

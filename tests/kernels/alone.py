@@ -5,7 +5,7 @@ other processors.
 import os
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Sequence, Tuple, Union
+from typing import Any, Iterable, Sequence
 
 import numpy as np
 from onnx import helper
@@ -13,8 +13,8 @@ from onnx import helper
 from tests.kernels.calls import NAMES
 
 SOURCE = Path(__file__).parents[2] / "packages" / "kernels" / "source"
-Call = Tuple[Dict[str, np.ndarray], Dict[str, Any]]  # inputs and attributes
-Answer = Union[str, List[np.ndarray]]  # text of an error, or outputs
+Call = tuple[dict[str, np.ndarray], dict[str, Any]]  # inputs and attributes
+Answer = str | list[np.ndarray]  # text of an error, or outputs
 
 
 def linked(program: Path, compiler: Sequence[str], parts: Iterable[Path]) -> Path:
@@ -35,7 +35,7 @@ def answers(program: Sequence[str], calls: Sequence[Call], folder: Path, **envir
     )
     assert done.returncode == 0, done.stderr[:4000] + done.stderr[-4000:]
     content = memoryview(Path(files[1]).read_bytes())
-    results: List[Answer] = []
+    results: list[Answer] = []
     for feeds, _ in calls:
         result, content = _answer(content, feeds["past_key"].dtype)
         results.append(result)
@@ -63,7 +63,7 @@ def _serialised(call: Call) -> bytes:
     return b"".join(parts)
 
 
-def _answer(content: memoryview, cache: np.dtype) -> Tuple[Answer, memoryview]:
+def _answer(content: memoryview, cache: np.dtype) -> tuple[Answer, memoryview]:
     """Return the first answer of a file, and what follows it."""
 
     def numbers(dtype: Any, count: int) -> np.ndarray:
@@ -72,7 +72,7 @@ def _answer(content: memoryview, cache: np.dtype) -> Tuple[Answer, memoryview]:
         array, content = np.frombuffer(content[:size], dtype), content[size:]
         return array
 
-    outputs: List[np.ndarray] = []
+    outputs: list[np.ndarray] = []
     for dtype in (np.float32, cache, cache, np.float32):
         (rank,) = numbers(np.int64, 1)
         if rank < 0:

@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 import onnx
@@ -38,7 +38,7 @@ built = pytest.mark.skipif(
 )
 
 
-def model(feeds: Dict[str, np.ndarray], attributes: Dict[str, Any]) -> bytes:
+def model(feeds: dict[str, np.ndarray], attributes: dict[str, Any]) -> bytes:
     """Return a model of one node that reads these inputs."""
     names = [name if name in feeds else "" for name in NAMES]
     while not names[-1]:
@@ -75,10 +75,10 @@ def session(content: bytes, threads: int = 1) -> Any:
 
 
 def run(
-    feeds: Dict[str, np.ndarray], attributes: Dict[str, Any], threads: int = 1
-) -> List[np.ndarray]:
+    feeds: dict[str, np.ndarray], attributes: dict[str, Any], threads: int = 1
+) -> list[np.ndarray]:
     """Return output, keys and values of a call."""
-    results: List[np.ndarray] = session(model(feeds, attributes), threads).run(None, feeds)
+    results: list[np.ndarray] = session(model(feeds, attributes), threads).run(None, feeds)
     return results
 
 
@@ -102,16 +102,16 @@ class Case:
     kv_heads: int = 2
     size: int = 16
     value_size: int = 0
-    cached: Tuple[int, ...] = (5,)
-    counts: Tuple[int, ...] = (1,)
-    kinds: Tuple[str, ...] = ()
-    attributes: Dict[str, Any] = field(default_factory=dict)
+    cached: tuple[int, ...] = (5,)
+    counts: tuple[int, ...] = (1,)
+    kinds: tuple[str, ...] = ()
+    attributes: dict[str, Any] = field(default_factory=dict)
     cache: str = "float32"
     packed: bool = True
     capacity: int = 0
     reach: int = 0
     table_rows: int = 5
-    feeds: Dict[str, np.ndarray] = field(init=False)
+    feeds: dict[str, np.ndarray] = field(init=False)
 
     def __post_init__(self) -> None:
         random = np.random.default_rng(0)
@@ -218,15 +218,15 @@ class Case:
             self.feeds["turn_sin"] = np.sin(angles).astype(np.float32)
 
     @property
-    def node(self) -> Dict[str, Any]:
+    def node(self) -> dict[str, Any]:
         attributes = {"num_heads": self.heads, "kv_num_heads": self.kv_heads, **self.attributes}
         attributes |= {"rotary_interleaved": 1} if "interleaved" in self.kinds else {}
         return attributes | ({"key_row_scale": 0.25} if "key rows" in self.kinds else {})
 
-    def run(self, threads: int = 1) -> List[np.ndarray]:
+    def run(self, threads: int = 1) -> list[np.ndarray]:
         return run(self.feeds, self.node, threads)
 
-    def expected(self) -> Tuple[np.ndarray, List[List[np.ndarray]]]:
+    def expected(self) -> tuple[np.ndarray, list[list[np.ndarray]]]:
         """Return the output [B,S,H*D] that the contract states, in float64, and the keys and values
         of each row as read.
         """

@@ -1,6 +1,6 @@
 """Random changes of calls of the operator: attributes, numbers, sizes, and inputs left out."""
 
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any, Iterator
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from tests.kernels.calls import Case
 KINDS = ("rotation", "positions", "distance", "bias", "sinks", "query rows", "key rows", "decays",
          "pieces", "distance keys", "turns")  # fmt: skip
 LIMITS = {"chunk_size": 90, "softcap": 20.0, "local_window_size": 60}
-BASES: Tuple[Dict[str, Any], ...] = (
+BASES: tuple[dict[str, Any], ...] = (
     {"kinds": KINDS, "cached": (5, 3), "counts": (2, 2)},
     {"kinds": KINDS, "cached": (300,), "counts": (3,), "attributes": LIMITS},
     {"kinds": ("counts", "rotation"), "cached": (5, 3), "counts": (2, 1)},

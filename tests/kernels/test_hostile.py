@@ -1,6 +1,6 @@
 """Calls that break a rule of CachedAttention end with an error that names it, and write nothing."""
 
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ import pytest
 from tests.kernels.calls import Case, built, model, run, session
 
 pytestmark = built
-Feeds = Dict[str, np.ndarray]
+Feeds = dict[str, np.ndarray]
 KINDS = ("rotation", "positions", "distance", "bias", "sinks", "query rows", "key rows", "decays",
          "counts", "pieces", "distance keys", "turns")  # fmt: skip
 
@@ -24,7 +24,7 @@ def _set(name: str, number: int) -> Callable[[Feeds], None]:
     return _changed(name, lambda x: np.full_like(x, number))
 
 
-FAULTS: Dict[str, Any] = {
+FAULTS: dict[str, Any] = {
     "a length beyond the capacity": (_set("seqlens_k", 8), "seqlens_k of row 0"),
     "a length far beyond the capacity": (_set("seqlens_k", 2**31 - 1), "seqlens_k of row 0"),
     "a length before the first new token": (_set("seqlens_k", 1), "seqlens_k of row 0"),
@@ -128,7 +128,7 @@ def test_numbers_of_heads_whose_products_overflow_are_refused() -> None:
 
 
 @pytest.mark.parametrize("attribute", [{"scale": 1}, {"local_window_size": 4.0}])
-def test_attributes_of_another_type_are_refused(attribute: Dict[str, Any]) -> None:
+def test_attributes_of_another_type_are_refused(attribute: dict[str, Any]) -> None:
     case = _case()
     with pytest.raises(Exception, match="expected [a-z_]+ as an? (float, got an int|integer, got)"):
         run(case.feeds, case.node | attribute)

@@ -5,7 +5,7 @@ of the same work.
 import ctypes
 import os
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -22,7 +22,7 @@ PART = 256  # keys of a part (packages/kernels/source/call.h)
 CACHES = ("float32", *CACHE_FORMATS)
 EVERY = ("rotation", "positions", "distance", "bias", "sinks", "query rows", "key rows", "decays",
          "distance keys", "turns")  # fmt: skip
-CASES: Dict[str, Dict[str, Any]] = {
+CASES: dict[str, dict[str, Any]] = {
     "first token": {"cached": (0,)},
     "one key before": {"cached": (1,)},
     **{f"{n} keys": {"cached": (n - 1,)} for n in (15, 16, 17, PART, PART + 1, 2 * PART, 700)},
@@ -185,7 +185,7 @@ def test_a_number_of_float16_that_is_none_stays_in_its_row() -> None:
     assert np.array_equal(y[1], expected[1])
 
 
-def _bound(case: Case, threads: int) -> Tuple[np.ndarray, ...]:
+def _bound(case: Case, threads: int) -> tuple[np.ndarray, ...]:
     """Run a call whose caches are bound to an input and its output."""
     opened = session(model(case.feeds, case.node), threads)
     binding = opened.io_binding()
@@ -267,7 +267,7 @@ def test_a_token_has_the_same_bits_alone_and_in_a_call_of_several(cache: str) ->
 @pytest.mark.parametrize("number", [np.nan, np.inf])
 @pytest.mark.parametrize("heads", [(3, 3), (6, 2), (8, 1)])
 def test_a_value_that_a_query_does_not_see_has_no_part_in_its_output(
-    heads: Tuple[int, int], number: float, cache: str
+    heads: tuple[int, int], number: float, cache: str
 ) -> None:
     case = Case(*heads, size=32, cached=(300,), counts=(70,), cache=cache, packed=False,
                 attributes={"local_window_size": 100})  # fmt: skip

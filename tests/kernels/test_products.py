@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import numpy as np
 import onnx
@@ -29,7 +29,7 @@ SIZES = [
     for zeros in (False, True)
 ]
 SIZES += [(inputs, 33, bits, inputs, False) for inputs in (576, 11008) for bits in (4, 8)]
-Weights = Tuple[np.ndarray, np.ndarray, Optional[np.ndarray]]
+Weights = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
 def weights(inputs: int, outputs: int, bits: int, block: int, zeros: bool) -> Weights:
@@ -132,7 +132,7 @@ def test_zeros_give_zeros_and_a_row_that_is_not_finite_changes_no_other() -> Non
 
 
 BLOCK = "block_size to be a multiple of 32 up to 256, or K up to 65536, got"
-FAULTS: Dict[str, Tuple[Dict[str, Any], str]] = {
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "codes that are fed": ({"fed": "codes"}, "B that is a constant of the graph"),
     "2 bits": ({"bits": 2}, "bits 4 or 8, got 2"),
     "blocks of 16": ({"block_size": 16}, f"{BLOCK} 16"),

@@ -2,7 +2,7 @@
 
 import copy
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import torch
 import transformers
@@ -35,7 +35,7 @@ BY_TYPE = {
 SPECIAL = {key: SIZES[key] for key in SIZES if key.endswith("_id") or key == "vocab_size"}
 PLAIN = {key: SIZES[key] for key in SIZES if key != "num_key_value_heads"}
 # Sizes of types whose keys have other names, or that have more of them.
-OWN_SIZES: Dict[str, Dict[str, Any]] = {
+OWN_SIZES: dict[str, dict[str, Any]] = {
     "gpt2": {**SPECIAL, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 512},
     "gpt_neox": PLAIN,
     "mpt": {**SPECIAL, "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512},
@@ -54,7 +54,7 @@ OWN_SIZES: Dict[str, Dict[str, Any]] = {
 }  # fmt: skip
 # One type for each mechanism: settings that differ from the sizes. The first word of a name is the
 # model type.
-MODELS: Dict[str, Dict[str, Any]] = {
+MODELS: dict[str, dict[str, Any]] = {
     "llama": {"rope_parameters": LLAMA3, "tie_word_embeddings": True},
     "llama with biases": {
         "attention_bias": True, "mlp_bias": True, "head_dim": 24, "num_key_value_heads": 4,
@@ -95,7 +95,7 @@ MODELS: Dict[str, Dict[str, Any]] = {
 
 # Patterns that transformers cannot compute: its temperatures use the column of a token as its
 # position, and its rounded ALiBi always counts from 0.
-WITHOUT: Dict[str, Tuple[str, ...]] = {"llama4_text": BY_POSITION, "falcon": ("shifted",)}
+WITHOUT: dict[str, tuple[str, ...]] = {"llama4_text": BY_POSITION, "falcon": ("shifted",)}
 
 
 def described(name: str) -> Any:
@@ -129,8 +129,8 @@ def randomised(model: Any) -> Any:
 
 
 def saved(
-    name: str, folder: Path, dtype: Optional[torch.dtype] = None, shard: str = "5GB"
-) -> Tuple[Any, Path]:
+    name: str, folder: Path, dtype: torch.dtype | None = None, shard: str = "5GB"
+) -> tuple[Any, Path]:
     """Save transformers' model, and return it with its folder. With a dtype, weights are saved
     in it, and the returned float32 model has the rounded weights.
     """

@@ -1,7 +1,7 @@
 """Small random checkpoints of encoders, as transformers saves them."""
 
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import torch
 import transformers
@@ -17,7 +17,7 @@ LOCAL = {"norm_eps": 1e-5, "local_attention": 8, "num_hidden_layers": 5, "cls_to
 RELATIVE = {"relative_attention": True, "position_biased_input": False,
     "pos_att_type": ["c2p", "p2c"]}  # fmt: skip
 # Settings of each model that differ from SIZES. The first word of a name is the model type.
-MODELS: Dict[str, Dict[str, Any]] = {
+MODELS: dict[str, dict[str, Any]] = {
     "bert": {"type_vocab_size": 3},
     "roberta": {"type_vocab_size": 1},
     "roberta other": {"type_vocab_size": 2, "pad_token_id": 4, "hidden_act": "relu"},
@@ -49,7 +49,7 @@ CONFIGS = {
     "distilbert": "DistilBertConfig", "deberta-v2": "DebertaV2Config", "t5": "T5Config",
 }  # fmt: skip
 # For types with other key names, the key in the config of the type; None if there is none.
-KEYS: Dict[str, Dict[str, Any]] = {
+KEYS: dict[str, dict[str, Any]] = {
     "modernbert": {"layer_norm_eps": None},
     "t5": {
         "hidden_size": "d_model", "num_attention_heads": "num_heads",
@@ -110,7 +110,7 @@ def randomised(model: Any) -> Any:
     return model.eval()
 
 
-def saved(name: str, folder: Path, head: str = "AutoModel") -> Tuple[Any, Path]:
+def saved(name: str, folder: Path, head: str = "AutoModel") -> tuple[Any, Path]:
     """Save transformers' model, and return it with its folder."""
     model = made(name, head)
     model.save_pretrained(folder)

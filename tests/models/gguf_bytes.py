@@ -1,12 +1,12 @@
 """GGUF files byte by byte, also such as no library writes."""
 
 import struct
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Sequence
 
 U8, U32, I32, F32, BOOL, TEXT, ARRAY, U64 = 0, 4, 5, 6, 7, 8, 9, 10
 FORMS = {U8: "<B", U32: "<I", I32: "<i", F32: "<f", BOOL: "<B", U64: "<Q"}
-Typed = Tuple[int, Any]  # a type and a value; of an array, another such pair for each entry
-Tensor = Tuple[str, Sequence[int], int, int]  # name, sizes as the file has them, type, offset
+Typed = tuple[int, Any]  # a type and a value; of an array, another such pair for each entry
+Tensor = tuple[str, Sequence[int], int, int]  # name, sizes as the file has them, type, offset
 
 
 def text(content: bytes) -> bytes:
@@ -41,7 +41,7 @@ def file(
 
 TOKENS = [b"<unk>", b"<s>", b"</s>", b"a", b"b", b"ab"]
 # Metadata of a model of llama, with a vocabulary of bytes.
-LLAMA: Dict[str, Typed] = {
+LLAMA: dict[str, Typed] = {
     "general.architecture": (TEXT, b"llama"),
     "llama.context_length": (U32, 64),
     "llama.embedding_length": (U32, 8),
@@ -64,11 +64,11 @@ LLAMA: Dict[str, Typed] = {
     "tokenizer.ggml.bos_token_id": (U32, 1),
     "tokenizer.ggml.add_bos_token": (BOOL, 1),
 }
-TABLE: List[Tensor] = [("token_embd.weight", (8, 6), 0, 0)]  # float32
+TABLE: list[Tensor] = [("token_embd.weight", (8, 6), 0, 0)]  # float32
 DATA = struct.pack("<48f", *range(48))
 
 
-def llama(changes: Dict[str, Any] = {}) -> bytes:  # noqa: B006
+def llama(changes: dict[str, Any] = {}) -> bytes:  # noqa: B006
     """Return a file of the metadata LLAMA with changes; bytes are a value with its type."""
     values = {**LLAMA, **changes}
     pairs = [

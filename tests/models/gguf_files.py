@@ -3,7 +3,7 @@ makes.
 """
 
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Any, Callable, Iterator, Mapping
 
 import gguf
 import numpy as np
@@ -39,7 +39,7 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
 # Settings of each model, and transformers' class of its configuration; the first word of a name is
 # the architecture.
-MODELS: Dict[str, Tuple[str, Dict[str, Any]]] = {
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     "llama with biases": ("Llama", BIASES),
     "llama wide": ("Llama", WIDE),
@@ -101,10 +101,10 @@ def write(
     model: Any,
     path: Path,
     kind: Types = Types.F32,
-    metadata: Optional[Mapping[str, Any]] = None,
-    kinds: Mapping[str, Types] = {},  # noqa: B006
+    metadata: Mapping[str, Any] | None = None,
+    kinds: Mapping[str, Types] = {},
     only: Callable[[str], bool] = lambda name: True,
-) -> Dict[str, np.ndarray]:
+) -> dict[str, np.ndarray]:
     """Write a model as a GGUF file. Return what each tensor of the file is when it is dequantized,
     by its name in the file.
 
@@ -155,11 +155,11 @@ def _size(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def _keys(config: Any) -> Dict[str, Any]:
+def _keys(config: Any) -> dict[str, Any]:
     """Return the metadata of an architecture, without its name."""
     size, given = _size(config), config.rope_parameters
     given, turned = given.get("full_attention", given), given.get("partial_rotary_factor", 1.0)
-    result: Dict[str, Any] = {"attention.value_length": size}
+    result: dict[str, Any] = {"attention.value_length": size}
     result |= {"attention.key_length": size} if getattr(config, "head_dim", None) else {}
     result |= {"rope.freq_base": float(given["rope_theta"])}
     result |= {"rope.dimension_count": int(size * turned)}
@@ -174,7 +174,7 @@ def _keys(config: Any) -> Dict[str, Any]:
     return result
 
 
-def _tensors(architecture: str, model: Any) -> Iterator[Tuple[str, np.ndarray]]:
+def _tensors(architecture: str, model: Any) -> Iterator[tuple[str, np.ndarray]]:
     config, rope = model.config, model.config.rope_parameters
     for name, key in (("short", "short_factor"), ("long", "long_factor")):
         if key in rope:

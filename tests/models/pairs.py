@@ -5,7 +5,7 @@ decoder like a decoder without encoder.
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -31,7 +31,7 @@ BART = {
 }  # fmt: skip
 OTHERS = ("Bart", "M2M100", "Pegasus", "MBart", "Blenderbot")
 COUNTING = ("marian", *map(str.lower, OTHERS))  # whose decoder counts positions from 0
-MODELS: Dict[str, Tuple[str, Dict[str, Any]]] = {
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5 both parts": ("T5", T5),
     "t5 both parts, untied": (
         "T5",
@@ -72,7 +72,7 @@ def randomised(model: Any) -> Any:
     return model.eval()
 
 
-def inputs() -> Tuple[np.ndarray, np.ndarray]:
+def inputs() -> tuple[np.ndarray, np.ndarray]:
     """Return the encoder's inputs for three rows and their mask [3,Q]."""
     ids = np.random.default_rng(5).integers(3, 61, (3, SOURCES))
     return ids, (np.arange(SOURCES)[None] < np.array(LENGTHS)[:, None]).astype(np.int64)
@@ -125,7 +125,7 @@ class Reading:
         encoded: outputs of the encoder for each row [q,N].
     """
 
-    def __init__(self, session: Session, encoded: List[np.ndarray]) -> None:
+    def __init__(self, session: Session, encoded: list[np.ndarray]) -> None:
         self.session, self.encoded, self.step = session, encoded, session.step
         self.manifest = session.manifest
 
@@ -134,7 +134,7 @@ class Reading:
         return self.session.prefill(inputs, encoder=encoder, **how)
 
 
-def saved(name: str, folder: Path) -> Tuple[Peer, Any, List[np.ndarray]]:
+def saved(name: str, folder: Path) -> tuple[Peer, Any, list[np.ndarray]]:
     """Save transformers' model and a tokenizer. Return the model with our decoder and the outputs
     of our encoder for each row [q,N].
     """
@@ -149,7 +149,7 @@ def saved(name: str, folder: Path) -> Tuple[Peer, Any, List[np.ndarray]]:
     return peer, from_pretrained(folder, part="decoder"), encoded(folder)
 
 
-def encoded(folder: Path) -> List[np.ndarray]:
+def encoded(folder: Path) -> list[np.ndarray]:
     """Return the outputs of our encoder for each row [q,N]."""
     encoder, ids = from_pretrained(folder, part="encoder"), torch.from_numpy(inputs()[0])
     pairs = zip(ids, LENGTHS, strict=True)

@@ -2,7 +2,7 @@
 pairs of outputs (ours, theirs).
 """
 
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from posenc_export.runtime import Session
 from posenc_export.runtime.artefact.manifest import Manifest
 from tests.models.encoders import PADDING
 
-Pairs = List[Tuple[np.ndarray, np.ndarray]]
+Pairs = list[tuple[np.ndarray, np.ndarray]]
 Pattern = Callable[[Any, Session], Pairs]
 # transformers computes angles in float32, with errors of 3e-5 at position 512.
 ABSOLUTE, RELATIVE = 2e-4, 1e-4
@@ -37,7 +37,7 @@ def theirs(
     peer: Any, tokens: np.ndarray, output: str = "logits", **given: np.ndarray
 ) -> np.ndarray:
     """Return the output of transformers' model, called without a cache."""
-    arguments: Dict[str, Any] = {key: torch.from_numpy(value) for key, value in given.items()}
+    arguments: dict[str, Any] = {key: torch.from_numpy(value) for key, value in given.items()}
     arguments |= {"use_cache": False} if output == "logits" else {}
     with torch.no_grad():
         result = peer(torch.from_numpy(tokens), **arguments)
@@ -105,13 +105,13 @@ def _stepped(session: Session, tokens: np.ndarray, first: np.ndarray) -> np.ndar
     return np.concatenate((first, np.stack(steps, 1)), axis=1)
 
 
-def _padded(peer: Any) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _padded(peer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     tokens = tokens_of(3)
     mask, counted = BEFORE.astype(np.int64), (BEFORE.cumsum(1) - 1).clip(0)
     return tokens, mask, theirs(peer, tokens, attention_mask=mask, position_ids=counted)
 
 
-DECODER: Dict[str, Pattern] = {
+DECODER: dict[str, Pattern] = {
     "full": full,
     "stepwise": stepwise,
     "chunked": chunked,
@@ -150,7 +150,7 @@ def _encoded(peer: Any, session: Session, seen: np.ndarray) -> Pairs:
     return [(session.prefill(tokens, attention_mask=mask, **types)[seen], wanted[seen])]
 
 
-def _positions(peer: Any, mask: np.ndarray) -> Dict[str, np.ndarray]:
+def _positions(peer: Any, mask: np.ndarray) -> dict[str, np.ndarray]:
     """Return transformers' positions of valid tokens, for families that accept them. RoFormer
     and others use columns, which gives the same scores.
     """
@@ -162,4 +162,4 @@ def _positions(peer: Any, mask: np.ndarray) -> Dict[str, np.ndarray]:
     return {}
 
 
-ENCODER: Dict[str, Pattern] = {"full": whole, "left-padded": padded_before, "ragged": padded_behind}
+ENCODER: dict[str, Pattern] = {"full": whole, "left-padded": padded_before, "ragged": padded_behind}

@@ -42,7 +42,7 @@ def encoder(pooling: str = "", after: bool = False) -> ReadModule:
     return model
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def sources(pooling: str = "", after: bool = False) -> Sources:
     """Return the sources of `encoder`; tests must not modify it."""
     return Sources(encoder(pooling, after))

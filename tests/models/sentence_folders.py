@@ -4,7 +4,7 @@ import functools
 import json
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, Sequence
+from typing import Any, Sequence
 
 import torch
 from safetensors.torch import save_file
@@ -46,7 +46,7 @@ def tokenizer() -> bytes:
 
 def folder(
     path: Path,
-    pooling: Dict[str, Any],
+    pooling: dict[str, Any],
     after: Sequence[Any] = (),
     lower: bool = False,
     name: str = "bert",
@@ -95,7 +95,7 @@ def artefact() -> Path:
     return path / "artefact"
 
 
-def dense_weights(index: int) -> Dict[str, Tensor]:
+def dense_weights(index: int) -> dict[str, Tensor]:
     """Return the weights of the module Dense at this place."""
     random = torch.Generator().manual_seed(index)
     return {
@@ -104,7 +104,7 @@ def dense_weights(index: int) -> Dict[str, Tensor]:
     }
 
 
-def _dense(path: Path, config: Dict[str, Any]) -> None:
+def _dense(path: Path, config: dict[str, Any]) -> None:
     path.mkdir()
     (path / "config.json").write_text(json.dumps(config))
     save_file(dense_weights(int(path.name[0])), path / "model.safetensors")

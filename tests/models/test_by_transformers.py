@@ -6,7 +6,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ SIZES = {
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "head_dim": 8,
 }  # fmt: skip
 # Settings of each type that differ from SIZES.
-TYPES: Dict[str, Dict[str, Any]] = {
+TYPES: dict[str, dict[str, Any]] = {
     "granite": {"embedding_multiplier": 2.0, "logits_scaling": 3.0, "tie_word_embeddings": True},
     "olmo3": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
     "glm4": {"partial_rotary_factor": 0.5},
@@ -42,7 +42,7 @@ TYPES: Dict[str, Dict[str, Any]] = {
     "internlm3": {},  # its class is that of llama
     "bert-generation": {"is_decoder": True},  # its class has a name of its own
 }
-Q = "model.layers.0.self_attn.q_proj.weight"
+Q, LINEAR = "model.layers.0.self_attn.q_proj.weight", "linear_attention"
 
 
 def _saved(name: str, folder: Path, kind: str = "CausalLM", **how: Any) -> Any:
@@ -57,7 +57,7 @@ def _saved(name: str, folder: Path, kind: str = "CausalLM", **how: Any) -> Any:
     return model
 
 
-def _outputs(model: Any) -> Tuple[torch.Tensor, torch.Tensor]:
+def _outputs(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ids [2,12], beyond all windows, and a model's outputs for them."""
     ids = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -70,7 +70,7 @@ def _config(folder: Path, **values: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def _weights(folder: Path, change: Callable[[Dict[str, torch.Tensor]], Any]) -> None:
+def _weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
     weights = {**load_file(folder / "model.safetensors")}
     change(weights)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
@@ -100,6 +100,19 @@ def test_a_checkpoint_is_what_transformers_computes(name: str, tmp_path: Path) -
     torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(("last", "axes"), [(LINEAR, 0), ("full_attention", 3)])
+def test_coordinates_that_no_layer_reads_are_no_input(
+    last: str, axes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linear = dict.fromkeys(("key_head_dim", "value_head_dim", "num_key_heads"), 4)
+    rotation = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    settings = {f"linear_{name}": value for name, value in linear.items()}
+    settings |= {"linear_num_value_heads": 4, "rope_parameters": rotation}
+    monkeypatch.setitem(TYPES, "qwen3_5_text", {**settings, "layer_types": [LINEAR, last]})
+    _saved("qwen3_5_text", tmp_path)
+    assert from_pretrained(tmp_path).axes == axes
+
+
 def test_dynamic_rotations_end_at_the_trained_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +127,7 @@ def test_dynamic_rotations_end_at_the_trained_length(
 
 
 @pytest.mark.parametrize("weights", choice([None, "int4", "int8"], [None]))
-def test_experts_are_one_operation(weights: Optional[str], tmp_path: Path) -> None:
+def test_experts_are_one_operation(weights: str | None, tmp_path: Path) -> None:
     _saved("flex_olmo", tmp_path / "checkpoint")
     published = from_pretrained(tmp_path / "checkpoint")
     assert sum(isinstance(part, Chosen) for part in published.modules()) == 2
@@ -290,7 +303,7 @@ def test_models_of_sound_and_series_are_refused(
     assert refused.endswith(f"; {rule}")
 
 
-RELATIVE: Dict[str, Any] = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+RELATIVE: dict[str, Any] = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
 RELATIVE["position_biased_input"] = False
 
 
@@ -324,7 +337,7 @@ def test_a_head_of_a_decoder_that_reads_more_than_one_vector_is_refused(
     ids=["missing", "unexpected", "of another shape", "float64"],
 )
 def test_tensors_other_than_those_of_the_model_are_refused(
-    change: Callable[[Dict[str, torch.Tensor]], Any], got: str, granite: Path
+    change: Callable[[dict[str, torch.Tensor]], Any], got: str, granite: Path
 ) -> None:
     _weights(granite, change)
     assert got in _refusal(granite)
@@ -344,7 +357,7 @@ def test_a_model_larger_than_its_files_is_refused_before_it_is_made(granite: Pat
     ],
 )
 def test_a_config_that_transformers_does_not_take_is_refused(
-    values: Dict[str, Any], got: str, granite: Path
+    values: dict[str, Any], got: str, granite: Path
 ) -> None:
     _config(granite, **values)
     with pytest.raises(ValueError, match=re.escape(got)):

@@ -4,7 +4,7 @@ import json
 import time
 import tracemalloc
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -16,15 +16,15 @@ from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.pretrained import from_pretrained
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tests.models.checkpoints import made, saved  # noqa: E402
-from tests.models.patterns import share, theirs, tokens_of  # noqa: E402
+from tests.models.checkpoints import made, saved
+from tests.models.patterns import share, theirs, tokens_of
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 K = Q.replace("q_", "k_")
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 
-def _weights(folder: Path, change: Callable[[Dict[str, torch.Tensor]], Any]) -> None:
+def _weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
     held = load_file(folder / "model.safetensors")
     weights = {name: value.clone() for name, value in held.items()}
     change(weights)
@@ -114,7 +114,7 @@ def test_inv_freq_buffers_of_old_versions_are_ignored(llama: Path) -> None:
     assert _same(from_pretrained(llama), made("llama"))
 
 
-CHANGED: Dict[str, Any] = {
+CHANGED: dict[str, Any] = {
     "no tensor": (lambda w: w.pop(Q), f"got no {Q}"),
     "a tensor more": (lambda w: w.update({"score.weight": torch.ones(2)}), "got also score.weight"),
     "another shape": (
@@ -138,11 +138,11 @@ def test_missing_unknown_and_misshapen_tensors_are_refused_by_name(case: str, un
         from_pretrained(untied)
 
 
-def _prefixed(prefix: str) -> Callable[[Dict[str, torch.Tensor]], Any]:
+def _prefixed(prefix: str) -> Callable[[dict[str, torch.Tensor]], Any]:
     return lambda w: [w.update({prefix + name: w.pop(name)}) for name in list(w)]
 
 
-CAUSES: Dict[str, Any] = {
+CAUSES: dict[str, Any] = {
     "torch.compile": (_prefixed("_orig_mod."), "save the state_dict of model._orig_mod$"),
     "DataParallel": (_prefixed("module."), "save the state_dict of model.module$"),
     "peft": (_prefixed("base_model.model."), r"the state_dict of model.merge_and_unload\(\)$"),
@@ -173,7 +173,7 @@ def test_tensors_of_another_form_of_a_model_are_refused_with_what_to_save(
         from_pretrained(untied)
 
 
-NEUTRAL: Dict[str, Any] = {
+NEUTRAL: dict[str, Any] = {
     "unsloth_version": "2025.3", "neftune_noise_alpha": 5.0, "_flash_attn_2_enabled": True,
     "experts_implementation": "org/kernel", "_attn_implementation": "org/kernel",
     "auto_map": {"AutoModel": "code.Model"}, "license": "mit", "tie_encoder_decoder": False,
@@ -255,7 +255,7 @@ def test_tensors_are_read_one_at_a_time(llama: Path) -> None:
     assert not checkpoint.names()
 
 
-REFUSED: Dict[str, Any] = {
+REFUSED: dict[str, Any] = {
     "an unknown activation": ({"hidden_act": "spiral"}, "got an error ('spiral'"),
     "an activation that is a list": ({"hidden_act": ["silu"]}, "to be a name, got ['silu']"),
     "a quantised model": ({"quantization_config": {"bits": 4}}, "expected quant_method in quant"),

@@ -4,7 +4,7 @@ named.
 
 import re
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +69,7 @@ def test_bidirectional_attention_is_compared_without_a_cache() -> None:
     assert compare(_of(original, causal=False), lambda x: original(x, x, x), X)["passed"]
 
 
-OTHER: Dict[str, Dict[str, Any]] = {
+OTHER: dict[str, dict[str, Any]] = {
     "the encoding is rope:theta=500000.0": {"encoding": "rope:theta=500000"},
     "the encoding is rope:rotary=6": {"encoding": "rope:rotary=6"},
     "the encoding is rope:rotary=4,layout=interleaved": {
@@ -124,7 +124,7 @@ def test_an_original_in_training_mode_is_refused() -> None:
         compare(seeded(block("rope")), _mha().train(), X)
 
 
-MODELS: Dict[str, Any] = {
+MODELS: dict[str, Any] = {
     "block": block("rope"),
     "block with coordinates": block("mrope"),
     "block with a state": block("fox"),
@@ -183,7 +183,7 @@ def test_the_programs_of_the_page_run(
     exported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    names: Dict[str, Any] = {"__name__": "page"}
+    names: dict[str, Any] = {"__name__": "page"}
     for program in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
         if not exported:
             slow = r"^(export_model\(|print\(compare\(load\().*$"

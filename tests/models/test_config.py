@@ -1,7 +1,7 @@
 """Configs: conversion to and from JSON, refusals."""
 
 import json
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable
 
 import pytest
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from tests.tiny import VARIANTS, block, decoder
 HEADS = {"heads": 6, "kv_heads": 3, "head_size": 16}
 
 
-def _stack(encodings: List[Any], layers: int = 2, plain: str = "nope") -> Stack:
+def _stack(encodings: list[Any], layers: int = 2, plain: str = "nope") -> Stack:
     """Build a decoder whose layers have these encodings in turn."""
     return Stack(decoder_config(61, layers, 40, block(plain), layer_encodings=encodings))
 
@@ -132,14 +132,14 @@ def test_unknown_parts_are_refused_by_name(part: str) -> None:
         Stack(replace(plain, layers={"layer": replace(plain.layers["layer"], **change)}))
 
 
-LINEAR: Dict[str, Any] = {"mechanism": "linear", "kv_heads": 6}
+LINEAR: dict[str, Any] = {"mechanism": "linear", "kv_heads": 6}
 
 
-def _with(*names: str, **others: Any) -> Dict[str, Any]:
+def _with(*names: str, **others: Any) -> dict[str, Any]:
     return {"encodings": tuple({"name": name} for name in names), **others}
 
 
-BAD_ATTENTION: Dict[str, Tuple[Dict[str, Any], str]] = {
+BAD_ATTENTION: dict[str, tuple[dict[str, Any], str]] = {
     "window of nothing": ({"sees": {"name": "window", "size": 0}}, "size of at least 1, got 0"),
     "sight": (
         {"sees": {"name": "dilated"}},
@@ -181,7 +181,7 @@ def test_unsupported_combinations_in_attention_are_refused_by_name(case: str) ->
 def test_short_forms_refuse_unknown_parts() -> None:
     plain, wrong, unnamed = block("nope"), ["sinusoidal"], {"nam": "rope"}
     text: Any = "rope"
-    calls: Dict[str, Callable[[], Any]] = {
+    calls: dict[str, Callable[[], Any]] = {
         "norm to be one of": lambda: decoder_config(8, 1, 8, plain, norm="batch"),
         "layers to be a whole number of at least 1": lambda: decoder_config(8, 0, 8, plain),
         "hidden to be a whole number of .*, got -8": lambda: decoder_config(8, 1, -8, plain),

@@ -3,7 +3,7 @@
 import itertools
 import json
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +16,13 @@ from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import Session
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tests.cases import choice  # noqa: E402
-from tests.models.checkpoints import MODELS, WITHOUT, saved  # noqa: E402
-from tests.models.patterns import DECODER, fused_layers, share, theirs, tokens_of  # noqa: E402
+from tests.cases import choice
+from tests.models.checkpoints import MODELS, WITHOUT, saved
+from tests.models.patterns import DECODER, fused_layers, share, theirs, tokens_of
 
 pytestmark = pytest.mark.xdist_group("decoders")  # one worker, so that each model is traced once
-PEERS: Dict[str, Any] = {}
-SESSIONS: Dict[Tuple[str, str], Any] = {}
+PEERS: dict[str, Any] = {}
+SESSIONS: dict[tuple[str, str], Any] = {}
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("decoders")
 
 
-def _checkpoint(name: str, folders: Path) -> Tuple[Any, Sources]:
+def _checkpoint(name: str, folders: Path) -> tuple[Any, Sources]:
     """Return transformers' model and ours. Each is created once."""
     if name not in PEERS:
         peer, folder = saved(name, folders / name)
@@ -38,7 +38,7 @@ def _checkpoint(name: str, folders: Path) -> Tuple[Any, Sources]:
     return PEERS[name]  # type: ignore[no-any-return]
 
 
-def _prepared(name: str, target: str, folders: Path) -> Tuple[Any, Session]:
+def _prepared(name: str, target: str, folders: Path) -> tuple[Any, Session]:
     """Return transformers' model and a new session of ours, or of the module for target eager. Each
     model is created once.
     """
@@ -103,7 +103,7 @@ def test_an_export_of_a_checkpoint_is_certified_against_the_oracle(
 
 
 # By name of a checkpoint, wrong values in its config that change few logits.
-FAULTS: Dict[str, Dict[str, int]] = {
+FAULTS: dict[str, dict[str, int]] = {
     "mistral with a window": {"sliding_window": 9},
     "phi3": {"original_max_position_embeddings": 512},
 }

@@ -4,7 +4,7 @@ refused.
 
 import json
 from pathlib import Path
-from typing import Any, Iterator, Tuple
+from typing import Any, Iterator
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def _saved(name: str, kind: str, folder: Path) -> Any:
     return model
 
 
-def _padded() -> Iterator[Tuple[torch.Tensor, np.ndarray, torch.Tensor]]:
+def _padded() -> Iterator[tuple[torch.Tensor, np.ndarray, torch.Tensor]]:
     """Yield ids, mask and positions: without padding, and with padding of a row on each side."""
     for padding in (slice(0, 0), slice(0, 4), slice(10, 14)):
         ids, mask = IDS.clone(), torch.ones_like(IDS)

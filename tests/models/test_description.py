@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Iterator
 
 import pytest
 
@@ -20,14 +20,14 @@ from tests.models.test_parts import MODELS as OF_PARTS
 SMALL = block_config(16, 2, 8, encoding={"name": "rope", "theta": 500.0})
 
 
-def _described() -> Iterator[Tuple[str, Dict[str, Any]]]:
+def _described() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the descriptions of models of all parts."""
     yield from (
         (name, to_json(config)) for name, (config, _) in {**OF_PARTS, "block": (SMALL, 1)}.items()
     )
 
 
-def _settings(values: Any, path: Tuple[Any, ...] = ()) -> Iterator[Tuple[Any, ...]]:
+def _settings(values: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield the path of every value in nested mappings and lists that is no mapping or list
     itself.
     """
@@ -45,7 +45,7 @@ def _settings(values: Any, path: Tuple[Any, ...] = ()) -> Iterator[Tuple[Any, ..
             yield from _settings(value, (*path, key))
 
 
-def _changed(values: Dict[str, Any], path: Tuple[Any, ...]) -> Dict[str, Any]:
+def _changed(values: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
     """Return the description with another value at a path."""
     changed = copy.deepcopy(values)
     place: Any = changed
@@ -67,7 +67,7 @@ def _changed(values: Dict[str, Any], path: Tuple[Any, ...]) -> Dict[str, Any]:
 def test_every_setting_is_printed() -> None:
     described = dict(_described())
     assert len(described) > 10
-    silent: List[str] = []
+    silent: list[str] = []
     for name, values in described.items():
         printed = lines(values)
         silent += [

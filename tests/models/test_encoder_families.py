@@ -3,7 +3,7 @@ side, token types, every target and signature.
 """
 
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +17,14 @@ from posenc_export.export.expected import eager_session
 from posenc_export.runtime import Session
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tests.cases import choice  # noqa: E402
-from tests.models.encoders import MODELS, saved  # noqa: E402
-from tests.models.patterns import ENCODER, share, theirs, tokens_of  # noqa: E402
+from tests.cases import choice
+from tests.models.encoders import MODELS, saved
+from tests.models.patterns import ENCODER, share, theirs, tokens_of
 
 # One worker, so that each model is traced once.
 pytestmark = pytest.mark.xdist_group("encoder families")
 SIGNATURES = {name: tuple(TARGETS[name].layout) for name in ("ort", "onnx", "torchscript", "pt2")}
-PEERS: Dict[str, Tuple[Any, Sources, Path]] = {}
+PEERS: dict[str, tuple[Any, Sources, Path]] = {}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("encoders")
 
 
-def _peer(name: str, folders: Path) -> Tuple[Any, Sources, Path]:
+def _peer(name: str, folders: Path) -> tuple[Any, Sources, Path]:
     """Return transformers' model, ours and their folder. Each is created once."""
     if name not in PEERS:
         peer, folder = saved(name, folders / name)

@@ -4,7 +4,7 @@ transformers.
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ T5 = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 MANY = {"suppress_tokens": list(range(5, 40, 2)), "begin_suppress_tokens": list(range(4, 60, 3))}
 NAME = "mt5 both parts"
 # For each case, generation_config.json; tests/models/test_pairs.py has none.
-CASES: Dict[str, Dict[str, Any]] = {
+CASES: dict[str, dict[str, Any]] = {
     "suppressed": {**T5, "suppress_tokens": MANY["suppress_tokens"]},
     "suppressed first": {**T5, "begin_suppress_tokens": MANY["begin_suppress_tokens"]},
     "forced first": {**T5, "forced_bos_token_id": 33},
@@ -58,7 +58,7 @@ def _session(decoder: Any, folder: Path, **settings: Any) -> Session:
     return eager_session(decoder)
 
 
-def _same(found: List[int], wanted: List[int]) -> bool:
+def _same(found: list[int], wanted: list[int]) -> bool:
     """Whether two rows have the same tokens up to the end of the text, after which both pad."""
     text = found[: found.index(-1)] if -1 in found else found
     return wanted[: len(text)] == text and set(wanted[len(text) :]) <= {0}
@@ -77,7 +77,7 @@ def test_greedy_tokens_are_those_of_transformers(
     assert all(_same(*pair) for pair in zip(result.tolist(), wanted[:, 1:].tolist(), strict=True))
 
 
-REFUSED: Dict[str, Tuple[Dict[str, Any], str]] = {
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no start": (
         {"eos_token_id": 2, "decoder_start_token_id": 99},
         "expected a decoder that reads an encoder and has start_ids",

@@ -1,7 +1,7 @@
 """GGUF files are read as the models that they were written from."""
 
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,14 +9,14 @@ import torch
 
 pytest.importorskip("gguf", reason="gguf is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
-from gguf import GGMLQuantizationType as Types  # noqa: E402
+from gguf import GGMLQuantizationType as Types
 
-from posenc_export.models import by_transformers  # noqa: E402
-from posenc_export.models.gguf.blocks import TYPES, GGUFMatrix  # noqa: E402
-from posenc_export.models.gguf.checkpoint import GGUFCheckpoint  # noqa: E402
-from posenc_export.models.gguf.file import read_gguf  # noqa: E402
-from posenc_export.models.pretrained import from_pretrained  # noqa: E402
-from tests.models import gguf_files  # noqa: E402
+from posenc_export.models import by_transformers
+from posenc_export.models.gguf.blocks import TYPES, GGUFMatrix
+from posenc_export.models.gguf.checkpoint import GGUFCheckpoint
+from posenc_export.models.gguf.file import read_gguf
+from posenc_export.models.pretrained import from_pretrained
+from tests.models import gguf_files
 
 KINDS = "F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K".split()
 DOWN = "blk.0.ffn_down.weight"
@@ -109,7 +109,7 @@ def test_a_part_that_is_missing_or_not_the_first_is_refused(tmp_path: Path) -> N
         read_gguf(first)
 
 
-CHANGED: Dict[str, Any] = {
+CHANGED: dict[str, Any] = {
     "an unknown architecture": (
         b"qwen2",
         b"qwan2",
@@ -136,7 +136,7 @@ def test_what_cannot_be_read_is_refused_by_name(case: str, tmp_path: Path) -> No
     assert "\n" not in str(refused.value)
 
 
-REFUSED: Dict[str, Any] = {
+REFUSED: dict[str, Any] = {
     "an adapter": ({"general.type": "adapter"}, "got general.type 'adapter'; give the file of"),
     "values of another length": ({"qwen2.attention.value_length": 8}, "value_length 8, not 16"),
     "attention in both directions": ({"qwen2.attention.causal": False}, "causal False, not True"),

@@ -5,7 +5,7 @@ import re
 import struct
 import tracemalloc
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -13,15 +13,15 @@ import pytest
 pytest.importorskip("gguf", reason="gguf is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from posenc_export.models.gguf.checkpoint import GGUFCheckpoint  # noqa: E402
-from posenc_export.models.gguf.file import read_gguf  # noqa: E402
-from posenc_export.models.pretrained import from_pretrained  # noqa: E402
-from tests.models import gguf_bytes, gguf_files  # noqa: E402
-from tests.models.gguf_bytes import ARRAY, BOOL, F32, I32, TEXT, U8, U32, U64  # noqa: E402
+from posenc_export.models.gguf.checkpoint import GGUFCheckpoint
+from posenc_export.models.gguf.file import read_gguf
+from posenc_export.models.pretrained import from_pretrained
+from tests.models import gguf_bytes, gguf_files
+from tests.models.gguf_bytes import ARRAY, BOOL, F32, I32, TEXT, U8, U32, U64
 
 Q4_0 = 2
 NUMBERS = struct.pack("<64f", *range(64))
-TENSORS: Dict[str, Any] = {
+TENSORS: dict[str, Any] = {
     "beyond 64 bits": ((8,), 0, 2**64 - 64),
     "beyond the end": ((8,), 0, 256),
     "partly beyond the end": ((16,), 0, 224),
@@ -46,7 +46,7 @@ def test_a_file_with_a_wrong_tensor_is_refused(case: str, tmp_path: Path) -> Non
     _refusal(tmp_path / "m.gguf", gguf_bytes.file([], [("a", *TENSORS[case])], NUMBERS))
 
 
-VALUES: Dict[str, Any] = {
+VALUES: dict[str, Any] = {
     "an array of arrays": (ARRAY, (ARRAY, [(U32, [1])])),
     "an array of an unknown type": struct.pack("<IIQ", ARRAY, 99, 1) + b"\0" * 8,
     "an unknown type": struct.pack("<I", 99),
@@ -54,7 +54,7 @@ VALUES: Dict[str, Any] = {
     "texts without end": struct.pack("<IIQ", ARRAY, TEXT, 2**62),
     "a text that is not Unicode": (TEXT, b"\xff"),
 }
-FORMATS: Dict[str, bytes] = {
+FORMATS: dict[str, bytes] = {
     "nothing": b"",
     "another magic": b"GGML" + gguf_bytes.llama()[4:],
     "the first version": b"GGUF\1\0\0\0" + gguf_bytes.llama()[8:],

@@ -1,14 +1,15 @@
 """Vocabularies of GGUF files give the tokens of the tokenizers that they were written from."""
 
+import itertools
 import json
 import re
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tokenizers import (  # noqa: E402  # noqa: E402
+from tokenizers import (
     AddedToken,
     Regex,
     Tokenizer,
@@ -19,8 +20,8 @@ from tokenizers import (  # noqa: E402  # noqa: E402
     trainers,
 )
 
-from posenc_export.models.gguf import text as vocabulary  # noqa: E402
-from posenc_export.models.gguf.text import (  # noqa: E402  # noqa: E402
+from posenc_export.models.gguf import text as vocabulary
+from posenc_export.models.gguf.text import (
     CONTROL,
     NORMAL,
     UNKNOWN,
@@ -51,7 +52,7 @@ def _byte_level(pre: Any) -> Tokenizer:
     return tokenizer
 
 
-def _keys(made: Tokenizer, kind: str, **others: Any) -> Dict[str, Any]:
+def _keys(made: Tokenizer, kind: str, **others: Any) -> dict[str, Any]:
     """Return the metadata of a tokenizer, without tokenizer.ggml."""
     content = json.loads(made.to_str())
     tokens = [token for token, _ in sorted(made.get_vocab().items(), key=lambda pair: pair[1])]
@@ -63,11 +64,11 @@ def _keys(made: Tokenizer, kind: str, **others: Any) -> Dict[str, Any]:
     return {"model": kind, "tokens": tokens, "token_type": kinds, "merges": merges, **others}
 
 
-def _built(keys: Dict[str, Any], phi3: bool = False) -> Tokenizer:
+def _built(keys: dict[str, Any], phi3: bool = False) -> Tokenizer:
     return Tokenizer.from_buffer(tokenizer_of(keys, phi3))
 
 
-def _values(keys: Dict[str, Any], **others: Any) -> Dict[str, Any]:
+def _values(keys: dict[str, Any], **others: Any) -> dict[str, Any]:
     return {f"tokenizer.ggml.{key}": value for key, value in {**keys, **others}.items()}
 
 
@@ -82,7 +83,7 @@ def test_a_byte_level_vocabulary_gives_the_tokens_of_its_tokenizer(pre: str) -> 
     wanted = _byte_level(PUBLISHED[pre])
     found = _built(_keys(wanted, "gpt2", pre=pre))
     for text in TEXTS:
-        ids: List[int] = wanted.encode(text).ids
+        ids: list[int] = wanted.encode(text).ids
         assert found.encode(text).ids == ids and found.decode(ids) == wanted.decode(ids)
         both = (one.decode(ids, skip_special_tokens=False) for one in (found, wanted))
         assert len(set(both)) == 1
@@ -130,7 +131,7 @@ def test_the_vocabulary_of_qwen_composes_characters_and_that_of_llama_takes_whol
     assert whole == [len(keys["tokens"]) - 1] and len(merged) == 2
 
 
-def _vocabulary() -> Dict[str, Any]:
+def _vocabulary() -> dict[str, Any]:
     """Return the keys of a vocabulary like that of Llama 2: special tokens, bytes, then tokens from
     the most frequent on, characters last.
     """
@@ -156,7 +157,7 @@ def _vocabulary() -> Dict[str, Any]:
     return {"model": "llama", **own, "add_bos_token": False}
 
 
-def _merged(text: str, values: Dict[str, Any]) -> List[int]:
+def _merged(text: str, values: dict[str, Any]) -> list[int]:
     """Return the ids that sentencepiece gives: the pair of neighbours with the highest score
     becomes one token, the first of equal ones, until no pair is a token.
     """
@@ -164,7 +165,7 @@ def _merged(text: str, values: Dict[str, Any]) -> List[int]:
     known = {token: index for index, token in enumerate(tokens)}
     pieces = list("\u2581" + text.replace(" ", "\u2581")) if text else []
     while True:
-        pairs = [(a + b, at) for at, (a, b) in enumerate(zip(pieces, pieces[1:], strict=False))]
+        pairs = [(a + b, at) for at, (a, b) in enumerate(itertools.pairwise(pieces))]
         ranks = [(-scores[known[pair]], at) for pair, at in pairs if pair in known]
         if not ranks:
             break
@@ -208,7 +209,7 @@ BEGINNINGS = [
 
 @pytest.mark.parametrize(("kind", "others", "ids"), BEGINNINGS)
 def test_a_text_begins_with_bos_where_llama_cpp_begins_it_so(
-    kind: str, others: Dict[str, Any], ids: List[int]
+    kind: str, others: dict[str, Any], ids: list[int]
 ) -> None:
     tokens = {"tokens": ["<unk>", "<s>", "</s>", "a"], "token_type": [2, 3, 3, 1]}
     of = {"scores": [0.0] * 4, "merges": [], "bos_token_id": 1, "eos_token_id": 2}
@@ -251,7 +252,7 @@ def test_added_tokens_of_phi_3_take_the_spaces_behind_them() -> None:
     assert len(phi.encode(text).ids) < len(plain.encode(text).ids)
 
 
-DAMAGED: Dict[str, Any] = {
+DAMAGED: dict[str, Any] = {
     "no tokens": {"tokens": None},
     "tokens that are no texts": {"tokens": [1, 2]},
     "fewer types than tokens": {"token_type": [1]},

@@ -5,7 +5,7 @@ import random
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Iterator, Sequence
 
 import pytest
 
@@ -13,14 +13,14 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
-from posenc_export.models.pretrained import from_pretrained  # noqa: E402
-from posenc_export.runtime.artefact.chat_template import chat_codec  # noqa: E402
-from posenc_export.runtime.artefact.tokenizer import check_tokenizer  # noqa: E402
-from posenc_export.runtime.session import model as session_text  # noqa: E402
-from posenc_export.shared.foreign import explained  # noqa: E402
-from tests.models import checkpoints, sentence_folders  # noqa: E402
+from posenc_export.models.pretrained import from_pretrained
+from posenc_export.runtime.artefact.chat_template import chat_codec
+from posenc_export.runtime.artefact.tokenizer import check_tokenizer
+from posenc_export.runtime.session import model as session_text
+from posenc_export.shared.foreign import explained
+from tests.models import checkpoints, sentence_folders
 
-ODD: List[Any] = [
+ODD: list[Any] = [
     None, True, False, 0, -1, 1, 2, 2**31, 2**63, 2**70, 1.5, -0.0, 1e308, float("nan"),
     float("inf"),
     "", "x", "a\nb", "\ud800", "../x", "a\0b", [], [1], ["x"], [None], [[]], [{}], {}, {"a": 1},
@@ -46,7 +46,7 @@ SENTENCES = (
 )
 DECODER = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 COUNTS = [1, pytest.param(len(ODD), marks=pytest.mark.exhaustive)]
-Path_ = Tuple[Any, ...]  # keys and indices that lead to a value
+Path_ = tuple[Any, ...]  # keys and indices that lead to a value
 
 
 def _paths(values: Any, path: Path_ = ()) -> Iterator[Path_]:

@@ -36,7 +36,7 @@ def _model(lowest: int, causal: bool = True) -> Any:
     return model
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _sources(lowest: int) -> Sources:
     """Return a model that is exported to several targets, traced once."""
     return Sources(_model(lowest))

@@ -4,7 +4,7 @@ between the tokens of a row: with whole rows, and with a cache.
 
 import re
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Iterator
 
 import numpy as np
 import onnxruntime
@@ -33,7 +33,7 @@ CALLS = {"whole": (20,), "cached": (11, *(1,) * 9)}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Any, Any]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """Return transformers' model with a window and the graph of its artefact."""
     place = tmp_path_factory.mktemp("masks")
     peer, folder = saved("mistral with a window", place / "checkpoint")
@@ -41,7 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Any, Any]:
     return peer, onnxruntime.InferenceSession(place / "a" / "model.onnx")
 
 
-def _calls(mask: np.ndarray, counts: Tuple[int, ...]) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
+def _calls(mask: np.ndarray, counts: tuple[int, ...]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the tokens of each call and the columns of the mask up to them."""
     end, tokens = 0, tokens_of(2, mask.shape[1])
     for count in counts:
@@ -49,10 +49,10 @@ def _calls(mask: np.ndarray, counts: Tuple[int, ...]) -> Iterator[Tuple[np.ndarr
         yield tokens[:, end - count : end], mask[:, :end]
 
 
-def _theirs(peer: Any, mask: np.ndarray, counts: Tuple[int, ...]) -> np.ndarray:
+def _theirs(peer: Any, mask: np.ndarray, counts: tuple[int, ...]) -> np.ndarray:
     outputs, cache = [], None
     for tokens, seen in _calls(mask, counts):
-        how: Dict[str, Any] = {"attention_mask": torch.from_numpy(seen)}
+        how: dict[str, Any] = {"attention_mask": torch.from_numpy(seen)}
         positions = (seen.cumsum(1) - 1).clip(0)[:, -tokens.shape[1] :]
         how["position_ids"] = torch.from_numpy(positions)
         with torch.no_grad():
@@ -62,14 +62,14 @@ def _theirs(peer: Any, mask: np.ndarray, counts: Tuple[int, ...]) -> np.ndarray:
     return np.concatenate(outputs, 1)
 
 
-def _ours(graph: Any, mask: np.ndarray, counts: Tuple[int, ...]) -> np.ndarray:
+def _ours(graph: Any, mask: np.ndarray, counts: tuple[int, ...]) -> np.ndarray:
     states = {}
     for value in graph.get_inputs():
         if value.name.startswith("past"):
             sizes = [len(mask) if size == "batch_size" else size for size in value.shape]
             sizes = [0 if isinstance(size, str) else size for size in sizes]
             states[value.name] = np.zeros(sizes, np.float32)
-    outputs: List[np.ndarray] = []
+    outputs: list[np.ndarray] = []
     for tokens, seen in _calls(mask, counts):
         results = graph.run(None, {"input_ids": tokens, "attention_mask": seen, **states})
         outputs.append(results[0])

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, Tuple
+from typing import Any
 
 import pytest
 
@@ -47,7 +47,7 @@ READ = [("starcoder2", ()), ("lfm3", ("onnx",))]  # with a filter before attenti
 
 
 @pytest.mark.parametrize(("name", "targets"), choice(READ, READ[:1]))
-def test_a_type_that_is_read_is_exact_in_all_calls(name: str, targets: Tuple[str, ...]) -> None:
+def test_a_type_that_is_read_is_exact_in_all_calls(name: str, targets: tuple[str, ...]) -> None:
     row = model_types.tried("causal", name, targets)
     assert row.verdict == "exact" and row.error < 1e-5 < row.size
     assert row.targets == targets

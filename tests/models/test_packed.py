@@ -3,7 +3,7 @@
 import functools
 import json
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -11,20 +11,20 @@ import torch
 from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-from posenc_export import export_model  # noqa: E402
-from posenc_export.export.quantization.rounding import kept  # noqa: E402
-from posenc_export.export.read_module import as_model  # noqa: E402
-from posenc_export.models.pretrained import from_pretrained  # noqa: E402
-from tests.cases import choice  # noqa: E402
-from tests.models.checkpoints import saved  # noqa: E402
+from posenc_export import export_model
+from posenc_export.export.quantization.rounding import kept
+from posenc_export.export.read_module import as_model
+from posenc_export.models.pretrained import from_pretrained
+from tests.cases import choice
+from tests.models.checkpoints import saved
 
 GROUP, K = 32, 64
 Q = "model.layers.0.self_attn.q_proj"
 # The tensors of a linear layer, and the weights [N,K] that they stand for.
-Made = Tuple[Dict[str, torch.Tensor], np.ndarray]
+Made = tuple[dict[str, torch.Tensor], np.ndarray]
 
 
-def _packed(codes: np.ndarray, bits: int, order: Tuple[int, ...] = ()) -> torch.Tensor:
+def _packed(codes: np.ndarray, bits: int, order: tuple[int, ...] = ()) -> torch.Tensor:
     """Pack codes along the last axis into integers of 32 bits; code order[i] of each word stands
     at place i.
     """
@@ -36,7 +36,7 @@ def _packed(codes: np.ndarray, bits: int, order: Tuple[int, ...] = ()) -> torch.
     return torch.from_numpy(words.astype(np.uint32).view(np.int32))
 
 
-def _random(rows: int, bits: int, groups: int = K // GROUP) -> List[np.ndarray]:
+def _random(rows: int, bits: int, groups: int = K // GROUP) -> list[np.ndarray]:
     """Return codes [rows,K], scales and zeros [rows,groups]."""
     source = np.random.default_rng(rows)
     scales = source.uniform(0.01, 0.02, (rows, groups)).astype(np.float16).astype(np.float32)
@@ -100,7 +100,7 @@ def _float8(rows: int, end: str = "weight_scale", block: int = 0) -> Made:
     return {"weight": weight, end: torch.from_numpy(scales)}, weight.float().numpy() * whole
 
 
-def _of_groups(form: str, **weights: Any) -> Dict[str, Any]:
+def _of_groups(form: str, **weights: Any) -> dict[str, Any]:
     return {
         "quant_method": "compressed-tensors",
         "format": form,
@@ -112,7 +112,7 @@ def _of_groups(form: str, **weights: Any) -> Dict[str, Any]:
 GPTQ = {"quant_method": "gptq", "bits": 4}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}
 PACKED = functools.partial(_of_groups, "pack-quantized", type="int")
-CASES: Dict[str, Tuple[Dict[str, Any], Callable[[int], Made]]] = {
+CASES: dict[str, tuple[dict[str, Any], Callable[[int], Made]]] = {
     "GPTQ": ({**GPTQ, "group_size": GROUP}, _gptq),
     "GPTQ in 8 bits": ({**GPTQ, "bits": 8, "group_size": GROUP}, functools.partial(_gptq, bits=8)),
     "GPTQ, second version": (
@@ -143,7 +143,7 @@ def _configured(folder: Path, quantization: Any) -> None:
     path.write_text(json.dumps(config))
 
 
-def _quantized(case: str, folder: Path, name: str = "llama with biases") -> Tuple[Path, Path]:
+def _quantized(case: str, folder: Path, name: str = "llama with biases") -> tuple[Path, Path]:
     """Return the folder of a quantized model, and that of the same model in float32."""
     config, make = CASES[case]
     for place in ("quantized", "plain"):
@@ -212,7 +212,7 @@ def test_four_bit_floating_point_experts_are_read(tmp_path: Path) -> None:
     assert result == value * 2.0 ** (int(powers[1, 6, 1]) - 127)
 
 
-REFUSED: Dict[str, Tuple[Dict[str, Any], str]] = {
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another method": (
         {"quant_method": "bitsandbytes", "load_in_4bit": True},
         "to be one of gptq, .*, got 'bitsandbytes'",

@@ -4,7 +4,7 @@ and rows that are admitted and retired.
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ from tests.models.pairs import COUNTING, MODELS, Peer, Reading, saved  # noqa: E
 from tests.models.patterns import DECODER, share, theirs, tokens_of  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("pairs")  # one worker, so that each model is traced once
-MADE: Dict[str, Tuple[Peer, Sources, List[np.ndarray], Path]] = {}
+MADE: dict[str, tuple[Peer, Sources, list[np.ndarray], Path]] = {}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("pairs")
 
 
-def _pair(name: str, folders: Path) -> Tuple[Peer, Sources, List[np.ndarray], Path]:
+def _pair(name: str, folders: Path) -> tuple[Peer, Sources, list[np.ndarray], Path]:
     """Return transformers' model, our decoder, outputs of our encoder for each row [q,N], and
     their folder. Each is created once.
     """
@@ -79,7 +79,7 @@ def test_logits_match_transformers(name: str, target: str, signature: str, folde
     peer, _, encoded, _ = _pair(name, folders)
     for pattern, call in DECODER.items():
         # A mask, and models that count positions themselves, have none from another one on.
-        if pattern != "shifted" or signature != "mask" and name not in COUNTING:
+        if pattern != "shifted" or (signature != "mask" and name not in COUNTING):
             session: Any = Reading(_session(name, target, signature, folders), encoded)
             assert share(call(peer, session)) <= 1, pattern
 
@@ -163,7 +163,7 @@ def test_greedy_generation_matches_transformers(folders: Path) -> None:
     ).all()  # transformers pads with 0 after the end of a text
 
 
-REFUSED: Dict[str, Tuple[Any, str]] = {
+REFUSED: dict[str, tuple[Any, str]] = {
     "none": (
         lambda session, rows: session.prefill([[3], [4]]),
         "expected encoder=, the outputs of the encoder for each row, got none",

@@ -5,7 +5,7 @@ every target compared with the float64 oracle.
 import functools
 import itertools
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 import numpy as np
 import onnx
@@ -26,8 +26,8 @@ from posenc_export.shared.places import evaluate
 from tests.cases import choice
 from tests.tiny import VARIANTS, block, decoder, encoder
 
-RMS: Dict[str, Any] = {"name": "rms", "epsilon": 1e-4}
-LAYER: Dict[str, Any] = {"name": "layer", "epsilon": 1e-4}
+RMS: dict[str, Any] = {"name": "rms", "epsilon": 1e-4}
+LAYER: dict[str, Any] = {"name": "layer", "epsilon": 1e-4}
 TARGETS = ("ort", "onnx", "onnx-static", "torchscript", "pt2")
 
 
@@ -62,7 +62,7 @@ def test_the_formula_of_an_activation_does_not_overflow(name: str) -> None:
 
 
 # x: input of the layer, a: attention, m: MLP, then the norms in the order of computation.
-ARRANGEMENTS: Dict[str, Callable[..., Any]] = {
+ARRANGEMENTS: dict[str, Callable[..., Any]] = {
     "pre": lambda x, a, m, n, o: (between := x + a(n(x))) + m(o(between)),
     "post": lambda x, a, m, n, o: o((between := n(x + a(x))) + m(between)),
 }
@@ -70,7 +70,7 @@ ARRANGEMENTS: Dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("name", PARTS["residual"])
 def test_an_arrangement_of_norms_and_sums_matches_its_formula(name: str) -> None:
-    norms: List[Any] = [_random(build("norm", RMS, 24)) for _ in range(2)]
+    norms: list[Any] = [_random(build("norm", RMS, 24)) for _ in range(2)]
     for index, norm in enumerate(norms):
         norm.weight.data += index  # so that no norm can stand for another
     part, x = build("residual", {"name": name}, *norms), torch.randn(5, 24)
@@ -83,7 +83,7 @@ def test_an_arrangement_of_norms_and_sums_matches_its_formula(name: str) -> None
     assert np.allclose(part.exact(exact, a, m), expected, 1e-12)
 
 
-SIGHTS: Dict[str, Dict[str, Any]] = {
+SIGHTS: dict[str, dict[str, Any]] = {
     "causal": {"name": "causal"},
     "window": {"name": "window", "size": 3},
     "window of one": {"name": "window", "size": 1},
@@ -126,7 +126,7 @@ def _of_encoder(**changes: Any) -> StackConfig:
 
 ROPE, ALIBI, WINDOW = VARIANTS["rope"], VARIANTS["alibi"], {"name": "window", "size": 5}
 # Models for every target, with the number of GroupQueryAttention nodes on `ort`.
-MODELS: Dict[str, Any] = {
+MODELS: dict[str, Any] = {
     "window": (_kinds(sees=WINDOW), 3),
     "window and bias": (_kinds(sees=WINDOW, encodings=(ALIBI,)), 3),
     "chunk": (_kinds(sees={"name": "chunk", "size": 7}), 3),
@@ -146,7 +146,7 @@ QUICK = [
 ]  # fmt: skip
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _sources(name: str) -> Sources:
     """Return the sources of a model, traced once for all targets."""
     return Sources(_spread(seeded(MODELS[name][0])))
@@ -192,7 +192,7 @@ def _steps(config: StackConfig, tokens: np.ndarray) -> np.ndarray:
     return Model(TorchGraph(module, manifest)).session().prefill(tokens)
 
 
-CHANGES: Dict[str, Any] = {
+CHANGES: dict[str, Any] = {
     "a window one short": ({"sees": WINDOW}, {"sees": {**WINDOW, "size": 4}}),
     "a window one long": ({"sees": WINDOW}, {"sees": {**WINDOW, "size": 6}}),
     "a chunk for a window": ({"sees": WINDOW}, {"sees": {**WINDOW, "name": "chunk"}}),

@@ -4,7 +4,7 @@ needs beside equal numbers.
 
 import json
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import pytest
 import torch
@@ -15,18 +15,18 @@ from posenc_export.models.by_transformers import TransformersModel
 from posenc_export.models.pretrained import from_pretrained
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tests.models.checkpoints import saved  # noqa: E402
-from tests.models.patterns import share, theirs, tokens_of  # noqa: E402
+from tests.models.checkpoints import saved
+from tests.models.patterns import share, theirs, tokens_of
 
 # Types whose published checkpoints lack the prefix of names, and buffers that older versions of
 # transformers saved.
-BARE: Dict[str, Tuple[str, ...]] = {
+BARE: dict[str, tuple[str, ...]] = {
     "gpt2": ("h.0.attn.bias", "h.1.attn.masked_bias"),
     "bloom": (),
     "falcon new": (),
 }
 # Keys of config.json in published models that transformers 5 does not write.
-PUBLISHED: Dict[str, Dict[str, Any]] = {
+PUBLISHED: dict[str, dict[str, Any]] = {
     "gpt2": {
         "n_ctx": 512, "output_past": True, "_num_labels": 1,
         "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},

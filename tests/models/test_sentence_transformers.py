@@ -4,7 +4,7 @@ cut as that library cuts them, refusals by name.
 
 import json
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ from tests.tiny import encoder
 
 TEXT, MODEL = "sentence_bert_config.json", "config_sentence_transformers.json"
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
-POOLINGS: Dict[str, Callable[[Tensor], Tensor]] = {
+POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "cls": lambda x: x[0],
     "mean": lambda x: x.mean(0),
     "lasttoken": lambda x: x[-1],
@@ -120,7 +120,7 @@ def _rewritten(path: Path, change: Callable[[Any], Any]) -> None:
     path.write_text(json.dumps(change(json.loads(content))))
 
 
-CALLS: Dict[str, Tuple[Dict[str, Any], Dict[str, Any], Callable[[Any], Any]]] = {
+CALLS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[Any], Any]]] = {
     "left": ({"truncation_side": "left"}, {}, lambda ids: [0, *ids[2 - MOST :], 2]),
     "length": ({}, {"max_length": 6}, lambda ids: [0, *ids[:4], 2]),
     "no special tokens": ({}, {"add_special_tokens": False}, lambda ids: ids[:MOST]),
@@ -182,7 +182,7 @@ MODULES, POOLING, DENSE_FILE = "modules.json", "1_Pooling/config.json", "2_Dense
 UNKNOWN = r"^sentence-transformers: expected \w+ of [^ ]+ to be .*, got .*; export another model$"
 FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
 # A file of the folder, keys that it gets or a function of its values, and the refusal.
-REFUSED: List[Tuple[str, Any, str]] = [
+REFUSED: list[tuple[str, Any, str]] = [
     (MODULES, _other_type("sentence_transformers.models.LSTM"),
         "expected modules Pooling, Dense and Normalize .*, got LSTM"),
     (MODULES, _other_type("custom_st.Pooler"), "got 'custom_st.Pooler' at place 2"),

@@ -4,7 +4,7 @@ description, other heads are named.
 
 import json
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,7 +143,7 @@ def test_poolers_and_other_heads_beside_a_head_are_not_read(tmp_path: Path) -> N
         from_pretrained(tmp_path)
 
 
-def _rewritten(folder: Path, tensors: Dict[str, Any], **config: Any) -> None:
+def _rewritten(folder: Path, tensors: dict[str, Any], **config: Any) -> None:
     """Change tensors and keys of config.json of a checkpoint; None removes a tensor."""
     path = folder / "model.safetensors"
     held = {**load_file(path), **tensors}
@@ -154,7 +154,7 @@ def _rewritten(folder: Path, tensors: Dict[str, Any], **config: Any) -> None:
 
 
 DECODER = "cls.predictions.decoder"
-LOST: Dict[str, Tuple[str, Dict[str, Any], Dict[str, Any], str]] = {
+LOST: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "a shared bias that is not tied": (
         "bert",
         {f"{DECODER}.weight": torch.ones(61, 48), f"{DECODER}.bias": None},

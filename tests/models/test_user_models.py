@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +20,8 @@ from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tests.models.checkpoints import saved  # noqa: E402
-from tests.models.pairs import Peer, made  # noqa: E402
+from tests.models.checkpoints import saved
+from tests.models.pairs import Peer, made
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -31,7 +31,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved("llama", tmp_path_factory.mktemp("own") / "checkpoint")[1]
 
 
-def _exported(arguments: List[str], capsys: pytest.CaptureFixture) -> Any:
+def _exported(arguments: list[str], capsys: pytest.CaptureFixture) -> Any:
     assert main(["export", *arguments, "--target", "ort", "--json"]) == 0
     return json.loads(capsys.readouterr().out)[0]
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,14 +21,14 @@ from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import Session
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tests.cases import choice  # noqa: E402
-from tests.models.checkpoints import made  # noqa: E402
-from tests.models.patterns import LENGTH, share, theirs, tokens_of  # noqa: E402
-from tests.models.vision_models import MODELS, places, saved  # noqa: E402
+from tests.cases import choice
+from tests.models.checkpoints import made
+from tests.models.patterns import LENGTH, share, theirs, tokens_of
+from tests.models.vision_models import MODELS, places, saved
 
 pytestmark = pytest.mark.xdist_group("vision")  # one worker, so that each model is traced once
-PEERS: Dict[str, Any] = {}
-SESSIONS: Dict[Tuple[str, str], Any] = {}
+PEERS: dict[str, Any] = {}
+SESSIONS: dict[tuple[str, str], Any] = {}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("vision")
 
 
-def _prepared(name: str, target: str, folders: Path) -> Tuple[Any, Session]:
+def _prepared(name: str, target: str, folders: Path) -> tuple[Any, Session]:
     """Return transformers' model and a new session of ours. Each model is created once."""
     if name not in PEERS:
         PEERS[name] = (saved(name, folders / name), Sources(from_pretrained(folders / name)))
@@ -116,7 +116,7 @@ def test_a_rotation_that_takes_no_coordinates_has_none() -> None:
     assert TransformersModel(peer, 61, 64).axes == 0
 
 
-def _flat(config: Dict[str, Any]) -> Dict[str, Any]:
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
     """Convert a config to the older form without text_config: keys of the text model are at the
     top, the rotation is in rope_scaling.
     """
@@ -128,7 +128,7 @@ def _flat(config: Dict[str, Any]) -> Dict[str, Any]:
 
 
 # Forms in which the same model is saved: a change of its config, and of its tensors' names.
-SAVED: Dict[str, Tuple[str, Any, Dict[str, str]]] = {
+SAVED: dict[str, tuple[str, Any, dict[str, str]]] = {
     "a flat config": ("qwen2_vl", _flat, {}),
     "a flat config, heads tied": ("qwen2_5_vl", _flat, {}),
     "names of the modules": (

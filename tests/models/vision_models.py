@@ -4,7 +4,7 @@ videos.
 
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ CLASSES = {
 }  # fmt: skip
 
 
-def _axes(*sections: int, **more: Any) -> Dict[str, Any]:
+def _axes(*sections: int, **more: Any) -> dict[str, Any]:
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections)}
     return {"rope_parameters": {**rope, **more}}
 
@@ -37,7 +37,7 @@ def _axes(*sections: int, **more: Any) -> Dict[str, Any]:
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 # Settings of each text model that differ from SIZES, and whether the head is tied. The first word
 # of a name is the model type.
-MODELS: Dict[str, Tuple[Dict[str, Any], bool]] = {
+MODELS: dict[str, tuple[dict[str, Any], bool]] = {
     "qwen2_vl": (_axes(2, 3, 3), False),
     "qwen2_vl with windows": (
         {
@@ -64,7 +64,7 @@ MODELS: Dict[str, Tuple[Dict[str, Any], bool]] = {
 }  # fmt: skip
 IMAGE, VIDEO, MARK = 60, 59, 58  # token ids
 # Two rows of LENGTH tokens, as runs of one kind with the patches of images and videos.
-ROWS: List[List[Tuple[int, int, Tuple[int, ...]]]] = [
+ROWS: list[list[tuple[int, int, tuple[int, ...]]]] = [
     [(0, 5, ()), (1, 6, (1, 4, 6)), (0, 9, ()), (1, 8, (1, 8, 4)), (0, 12, ())],
     [(2, 12, (3, 4, 4)), (0, 8, ()), (1, 2, (1, 2, 4)), (0, 18, ())],
 ]

@@ -21,7 +21,7 @@ import tomllib
 import venv
 import zipfile
 from pathlib import Path
-from typing import Dict, List, Sequence
+from typing import Sequence
 
 TOP = Path(__file__).parents[2]
 PIP = (sys.executable, *"-m pip install -q --disable-pip-version-check --no-deps --target".split())
@@ -87,7 +87,7 @@ def check_sdist(sdist: Path) -> None:
     expect(not missing, "the source distribution to have every file of the tree", missing)
 
 
-def lowest(folder: Path) -> List[str]:
+def lowest(folder: Path) -> list[str]:
     """Return the requirements for the lowest version of every dependency of the runtime."""
     project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
     needed = (*project["dependencies"], *project["optional-dependencies"]["cpu"])
@@ -125,7 +125,7 @@ def try_runtime(
     return ", ".join(f"{name} {versions[name]}" for name in ("onnxruntime", "numpy", "msgspec"))
 
 
-def try_presets(wheels: Dict[str, Path], folder: Path) -> None:
+def try_presets(wheels: dict[str, Path], folder: Path) -> None:
     """Check that the wheel refuses a preset until the package with the weights is installed."""
     pip = (*PIP, folder)
     run(*pip, wheels["posenc_export"])
@@ -145,7 +145,7 @@ def build_kernels(output: Path, folder: Path) -> None:
     run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", output, wheel)
 
 
-def try_kernels(wheels: Dict[str, Path], folder: Path) -> None:
+def try_kernels(wheels: dict[str, Path], folder: Path) -> None:
     """Verify an artefact of ort-native with the wheels alone."""
     run(*PIP, folder, wheels["posenc_export"], wheels["posenc_export_kernels"])
     artefact = folder / "native"
@@ -154,7 +154,7 @@ def try_kernels(wheels: Dict[str, Path], folder: Path) -> None:
     run(*COMMAND, "verify", artefact, folder=folder, path=str(folder))
 
 
-def try_first_text(wheels: Dict[str, Path], folder: Path) -> float:
+def try_first_text(wheels: dict[str, Path], folder: Path) -> float:
     """Install both wheels into an empty environment, and generate text with a preset; return the
     seconds that both take.
     """

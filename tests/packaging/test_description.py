@@ -3,7 +3,7 @@
 import re
 import runpy
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 import setuptools
@@ -12,9 +12,9 @@ TOP = Path(__file__).parents[2]
 ADDRESS = "https://example.org/owner/name"
 
 
-def _described(monkeypatch: pytest.MonkeyPatch, url: str) -> Dict[str, Any]:
+def _described(monkeypatch: pytest.MonkeyPatch, url: str) -> dict[str, Any]:
     """Return the arguments that setup.py gives to setuptools."""
-    given: Dict[str, Any] = {}
+    given: dict[str, Any] = {}
     monkeypatch.setenv("URL", url)
     monkeypatch.setattr(setuptools, "setup", lambda **arguments: given.update(arguments))
     runpy.run_path(str(TOP / "setup.py"))

@@ -13,7 +13,7 @@ import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -43,7 +43,7 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 TEXT = "class Reader:\n    def __init__(self, path):\n        self."
 
 
-def _feeds(manifest: Manifest) -> Dict[str, Any]:
+def _feeds(manifest: Manifest) -> dict[str, Any]:
     """Return the inputs of a call that feeds PROMPT as one row."""
     states = new_row(manifest.states, len(PROMPT))
     return {**graph.inputs(manifest, list(PROMPT), 0), **graph.empty(states)}
@@ -65,7 +65,7 @@ def folder() -> Path:
     return artefact("onnx")
 
 
-def contents(folder: Path) -> Dict[str, bytes]:
+def contents(folder: Path) -> dict[str, bytes]:
     """Return the files of a folder by their paths in it."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
@@ -158,7 +158,7 @@ def test_a_page_of_target_ort_gives_the_attention_of_target_onnx(
     assert shown["states"][0]["shape"][2] == shown["context"]
 
 
-REFUSED: Dict[str, Dict[str, Any]] = {
+REFUSED: dict[str, dict[str, Any]] = {
     "target ort or onnx in float32, got target ort in float16; export it with": {
         "target": "ort",
         "dtype": "float16",
@@ -230,7 +230,7 @@ def with_chromium(test: Any) -> Any:
     return pytest.mark.exhaustive(test)
 
 
-def opened(folder: Path, query: str, *options: str) -> Tuple[Dict[str, str], str]:
+def opened(folder: Path, query: str, *options: str) -> tuple[dict[str, str], str]:
     """Open the page in folder/page in Chromium. Return the data attributes of its body, and the
     document.
     """
@@ -274,7 +274,7 @@ def test_a_browser_continues_a_text_as_a_session_does(
     assert document.count('class="head"') == heads[preset]
 
 
-def _generated(folder: Path, prompt: List[int], count: int) -> List[int]:
+def _generated(folder: Path, prompt: list[int], count: int) -> list[int]:
     session = load(folder, provider="cpu").session()
     return [int(token[0]) for token in session.generate([prompt], count)]
 

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from importlib import resources
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -54,7 +54,7 @@ console.log(JSON.stringify({ pieces, most }));
 """
 
 
-def _run(folder: Path, rows: List[Any]) -> Dict[str, Any]:
+def _run(folder: Path, rows: list[Any]) -> dict[str, Any]:
     source = resources.files("posenc_export.page").joinpath("assets", "pieces.js").read_bytes()
     (folder / "pieces.mjs").write_bytes(source)
     (folder / "run.mjs").write_text(SCRIPT, encoding="utf-8")
@@ -69,7 +69,7 @@ def _run(folder: Path, rows: List[Any]) -> Dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def _expected(folder: Path, rows: List[Any]) -> List[List[str]]:
+def _expected(folder: Path, rows: list[Any]) -> list[list[str]]:
     (folder / "tokenizer.json").write_text(_byte_fallback().to_str(), encoding="utf-8")
     codec = TokenizerCodec(folder)
     expected = []

@@ -4,7 +4,7 @@ line prints them in one line.
 
 import inspect
 from pathlib import Path
-from typing import Any, Iterator, Optional
+from typing import Any, Iterator
 
 import pytest
 from torch import Tensor
@@ -24,7 +24,7 @@ class OffByOne(PositionEncoding):
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """q_positions [B,S], k_positions [B,T] int64 to [B,1,S,T] float32."""
         return 0.5 * (q_positions[:, None, :, None] - k_positions[:, None, None, :])
 

@@ -1,6 +1,6 @@
 """A reading beside its module: every way in which a session divides a sequence into calls."""
 
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ class Rows:
         self.key_positions = self.key_positions[list(rows)]
 
 
-def errors(reading: Any, module: Callable[[Tensor], Any], x: Tensor) -> Dict[str, float]:
+def errors(reading: Any, module: Callable[[Tensor], Any], x: Tensor) -> dict[str, float]:
     """Largest errors of a reading by kind of call, relative to the module's largest output.
 
     whole: all tokens in one call without caches; pieces: in calls of PIECES; late: the same in
@@ -69,7 +69,7 @@ def errors(reading: Any, module: Callable[[Tensor], Any], x: Tensor) -> Dict[str
     scale = float(wanted.abs().max())
     every = torch.arange(length).expand(2, -1)
 
-    def error(pairs: List[Any]) -> float:
+    def error(pairs: list[Any]) -> float:
         """Largest error of pairs of an output and the one that is wanted."""
         worst = max(float((y - want).abs().max()) for y, want in pairs)
         return worst / scale if worst == worst else float("inf")
@@ -94,7 +94,7 @@ def errors(reading: Any, module: Callable[[Tensor], Any], x: Tensor) -> Dict[str
     }
 
 
-def _ragged(reading: Any, x: Tensor, wanted: Tensor) -> List[Any]:
+def _ragged(reading: Any, x: Tensor, wanted: Tensor) -> list[Any]:
     """Row 0: 4 tokens, then 3 of padding; row 1: 2 of padding, then 5 tokens; then steps and a
     chunk of both."""
     rows, lengths = Rows(reading, 2, SLOTS), [4, 5]
@@ -114,7 +114,7 @@ def _ragged(reading: Any, x: Tensor, wanted: Tensor) -> List[Any]:
     return found
 
 
-def _reordered(reading: Any, x: Tensor, wanted: Tensor) -> List[Any]:
+def _reordered(reading: Any, x: Tensor, wanted: Tensor) -> list[Any]:
     """6 tokens of both rows; then rows 1, 0, 1 go on, of which 1 and 0 remain at last."""
     rows, found, start, order = Rows(reading, 2, SLOTS), [], 0, [0, 1]
     for taken, count in ([0, 1], 6), ([1, 0, 1], 1), ([0, 1, 2], 3), ([2, 1], 1), ([0, 1], 2):

@@ -1,7 +1,7 @@
 """Modules of users in the styles that are found most, each with its own code for attention."""
 
 import math
-from typing import Callable, Dict, Tuple
+from typing import Callable
 
 import torch
 import torch.nn.functional as F
@@ -39,9 +39,9 @@ class Experts(nn.Module):
     def __init__(
         self,
         count: int = 5,
-        sizes: Tuple[int, int] = (40, 24),
+        sizes: tuple[int, int] = (40, 24),
         biased: bool = False,
-        unit: Tuple[float, float, float] = (1.0, 0.0, math.inf),
+        unit: tuple[float, float, float] = (1.0, 0.0, math.inf),
     ) -> None:
         super().__init__()
         width, hidden = sizes
@@ -135,7 +135,7 @@ class Windowed(Attends):
 class Decoder(nn.Module):
     """Token ids to logits, as nanoGPT is written: trained positions, and a tied head."""
 
-    def __init__(self, layers: Tuple[nn.Module, ...], trained: bool = False) -> None:
+    def __init__(self, layers: tuple[nn.Module, ...], trained: bool = False) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
         self.places = nn.Embedding(POSITIONS, WIDTH) if trained else None
@@ -189,7 +189,7 @@ class Tagger(nn.Module):
         return self.tags(x + self.layer(self.norm(x)))
 
 
-MODULES: Dict[str, Callable[[], nn.Module]] = {
+MODULES: dict[str, Callable[[], nn.Module]] = {
     "trained positions": lambda: Decoder((Attends(), Attends()), trained=True),
     "rotations": lambda: Decoder((Rotated(),)),
     "slopes": lambda: Decoder((Sloped(),)),

@@ -1,6 +1,6 @@
 """Modules with recurrences, as people write them, and some that are nearly recurrences."""
 
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import torch
 from torch import Tensor, nn
@@ -189,13 +189,13 @@ class Model(nn.Module):
         return y
 
 
-EXACT: Dict[str, Callable[[], Model]] = {
+EXACT: dict[str, Callable[[], Model]] = {
     mix.__name__: lambda mix=mix: Model(mix)  # type: ignore[misc]
     for mix in (gated_delta_loop, linear_loop, linear_unit, selective_scan, closed_form)
 }
 EXACT |= {"average": lambda: Model(average), "retention": lambda: Model(retention)}
 EXACT["inline"] = lambda: Model(linear_loop, InlineLayer)
-NEARLY: Dict[Mix, str] = {  # with words of the refusal
+NEARLY: dict[Mix, str] = {  # with words of the refusal
     of_next_token: "is not causal",
     normalized: "loops over tokens",
     over_tokens: "sum mixes tokens",

@@ -1,7 +1,7 @@
 """Small modules that cannot be read, each with the words of the line that says why."""
 
 import math
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Type
+from typing import Any, Callable, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ class Words(nn.Module):
         self.packed = nn.Linear(WIDTH, 3 * WIDTH)
         self.head = nn.Linear(WIDTH, WORDS)
 
-    def attend(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+    def attend(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         rows, length, _ = x.shape
         q, k, v = (
             t.view(rows, length, HEADS, -1).transpose(1, 2) for t in self.packed(x).chunk(3, -1)
@@ -301,7 +301,7 @@ class OneNumber(Words):
 
 
 class NoTensor(Words):
-    def forward(self, ids: Tensor) -> List[int]:
+    def forward(self, ids: Tensor) -> list[int]:
         return [1, 2]
 
 
@@ -336,7 +336,7 @@ class Seldom(Words):
         return self.head(x + self.of(x, x.amax(-1, keepdim=True) > 9))
 
 
-SELDOM: Dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+SELDOM: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "any": lambda x, large: large.any(1, keepdim=True).to(x.dtype),
     "sum": lambda x, large: (x * large).sum(1, keepdim=True),
     "flip": lambda x, large: (x * large).flip(1),
@@ -356,7 +356,7 @@ class Counted(Words):
 
 
 SELDOM_LARGE = torch.zeros(WORDS, dtype=torch.int64).index_fill(0, torch.tensor(7), 2**25)
-WHOLE_NUMBERS: Dict[str, Callable[[Tensor], Tensor]] = {
+WHOLE_NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda ids: (ids * 99_991).cumsum(1),
     "product": lambda ids: (ids * 99_991).cumprod(1),
     "window": lambda ids: F.pad(ids * 99_991 * WORDS, (1, 0))[:, :-1] // 7,
@@ -367,13 +367,13 @@ WHOLE_NUMBERS: Dict[str, Callable[[Tensor], Tensor]] = {
 class Case(NamedTuple):
     """words: all that the line must hold."""
 
-    module: Type[Words]
-    words: List[str]
+    module: type[Words]
+    words: list[str]
     length: int = 11  # of the example
 
 
 HERE = "reading/refused_modules.py:"
-BY_TRACE: List[Case] = [
+BY_TRACE: list[Case] = [
     Case(BufferWritten, ["writes to the buffer seen", HERE, "self.seen +="]),
     Case(Branching, ["depends on the data", HERE, "if ids.float().mean() > 20"]),
     Case(Experts, ["depends on the data", "experts in a dense form", HERE, "if len(mine) == 0"]),
@@ -392,7 +392,7 @@ BY_TRACE: List[Case] = [
     Case(OneNumber, ["no output with an axis of tokens", "but []"]),
     Case(NoTensor, ["no output with an axis of tokens", "but a list"]),
 ]
-BY_NUMBERS: List[Case] = [
+BY_NUMBERS: list[Case] = [
     Case(Reversed, ["is not causal"]),
     Case(Unmasked, ["is not causal"]),
     Case(Reflected, ["is not causal"]),
@@ -409,9 +409,9 @@ BY_NUMBERS: List[Case] = [
     Case(CallsCounted, ["other numbers in a second call", "a state of its own"]),
     Case(NotFinite, ["not finite"]),
 ]
-LATER: List[Case] = [  # of which the first is not causal for the tokens that are tried, either
+LATER: list[Case] = [  # of which the first is not causal for the tokens that are tried, either
     Case(Unmasked, ["attn_mask=mask", "is not causal"]),
     Case(WeaklyMasked, ["add", "self.hidden(ids, n > n[:, None])"]),
     Case(SeenByPairs, ["ids[:, None] == WORDS + 1"]),
 ]
-ALL: Dict[str, Case] = {case.module.__name__: case for case in BY_TRACE + BY_NUMBERS}
+ALL: dict[str, Case] = {case.module.__name__: case for case in BY_TRACE + BY_NUMBERS}

@@ -7,7 +7,7 @@ import functools
 import json
 import shutil
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Type
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -58,7 +58,7 @@ OTHERS = [(name, target) for name in MODULES for target in ALL if target != TARG
 CASES = choice([*TARGET.items(), *OTHERS], {*TARGET.items(), *QUICK})
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _sources(name: str) -> Sources:
     """Return the sources of a module, which is read once."""
     module = seeded(name)
@@ -69,7 +69,7 @@ def _sources(name: str) -> Sources:
 def artefact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
     """Return a function of the name of a module and a target that returns a verified artefact."""
 
-    @functools.lru_cache(maxsize=None)
+    @functools.cache
     def folder(name: str, target: str) -> Path:
         place = tmp_path_factory.mktemp("read") / "artefact"
         export(_sources(name), target, place, verify="quick")
@@ -215,7 +215,7 @@ def test_a_module_that_gives_the_last_logits_gives_those_of_every_token(tmp_path
 
 
 @pytest.mark.parametrize("kind", [Encoder, Sloped])
-def test_an_encoder_has_no_cache(kind: Type[Encoder], tmp_path: Path) -> None:
+def test_an_encoder_has_no_cache(kind: type[Encoder], tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = kind().eval()
     how: Any = {"verify": "quick", "max_positions": POSITIONS, "causal": False}
@@ -277,7 +277,7 @@ SMALLER = [
 
 @pytest.mark.parametrize(("options", "target"), SMALLER, ids=str)
 def test_a_module_is_rounded_with_calibration_data(
-    options: Dict[str, Any], target: str, of_bytes: Sources, tmp_path: Path
+    options: dict[str, Any], target: str, of_bytes: Sources, tmp_path: Path
 ) -> None:
     folder = tmp_path / "artefact"
     options = options | {"calibrate": __file__, "verify": "quick", "max_loss": 100.0}
@@ -538,7 +538,7 @@ def test_the_command_line_takes_an_example(own: str, tmp_path: Path) -> None:
     ],
 )
 def test_the_command_line_says_what_is_missing(
-    options: List[str], message: str, own: str, tmp_path: Path, capsys: pytest.CaptureFixture
+    options: list[str], message: str, own: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     place = ["--target", "ort", "-o", str(tmp_path / "a")]
     assert main(["export", f"{own}:decoder", *place, *options]) == 2

@@ -1,7 +1,7 @@
 """Modules as people publish them are traced on whole sequences, and stay as they were."""
 
 import dataclasses
-from typing import Any, Callable, Dict, List, Optional, Type
+from typing import Any, Callable
 
 import pytest
 import torch
@@ -33,25 +33,25 @@ def equal(captured: Capture, module: Callable[..., Any], length: int = 29) -> bo
         return same(captured.traced(x), module(x))
 
 
-def targets(captured: Capture) -> List[str]:
+def targets(captured: Capture) -> list[str]:
     return [str(node.target) for node in captured.graph.nodes if node.op == "call_function"]
 
 
 # --- what forward returns ---
 @dataclasses.dataclass
 class Result:
-    loss: Optional[Tensor]
+    loss: Tensor | None
     logits: Tensor
 
 
 class Pair(Words):
-    def forward(self, ids: Tensor, targets: Optional[Tensor] = None) -> Any:
+    def forward(self, ids: Tensor, targets: Tensor | None = None) -> Any:
         logits = super().forward(ids)
         return logits, None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets)
 
 
 class Mapped(Words):
-    def forward(self, ids: Tensor) -> Dict[str, Any]:
+    def forward(self, ids: Tensor) -> dict[str, Any]:
         return {"loss": None, "logits": super().forward(ids)}
 
 
@@ -61,7 +61,7 @@ class Record(Words):
 
 
 class Both(Words):
-    def forward(self, ids: Tensor) -> Dict[str, Tensor]:
+    def forward(self, ids: Tensor) -> dict[str, Tensor]:
         return {"hidden": self.embed(ids), "logits": super().forward(ids)}
 
 
@@ -72,7 +72,7 @@ class Nested(Words):
 
 
 @pytest.mark.parametrize("kind", [Words, Pair, Mapped, Record, Nested])
-def test_the_first_output_with_an_axis_of_tokens_is_read(kind: Type[Words]) -> None:
+def test_the_first_output_with_an_axis_of_tokens_is_read(kind: type[Words]) -> None:
     module = kind().eval()
     assert equal(capture(module, ids(), MOST), lambda x: Words.forward(module, x))
 
@@ -93,7 +93,7 @@ def test_an_output_that_is_not_there_is_refused_by_name() -> None:
         capture(Both(), ids(), MOST, output="scores")
 
 
-LAST: Dict[str, Callable[[Words, Tensor], Tensor]] = {
+LAST: dict[str, Callable[[Words, Tensor], Tensor]] = {
     "x[:, [-1]]": lambda m, x: m.head(x[:, [-1], :]),
     "x[:, -1:]": lambda m, x: m.head(x[:, -1:]),
     "x[:, -1]": lambda m, x: m.head(x[:, -1]),
@@ -110,7 +110,7 @@ class Last(Words):
         super().__init__()
         self.form = form
 
-    def forward(self, ids: Tensor, targets: Optional[Tensor] = None) -> Any:
+    def forward(self, ids: Tensor, targets: Tensor | None = None) -> Any:
         return LAST[self.form](self, self.attend(self.embed(ids))), None
 
 
@@ -130,20 +130,20 @@ class Placed(Words):
         super().__init__()
         self.places = nn.Embedding(MOST, WIDTH)
 
-    def forward(self, ids: Tensor, where: Optional[Tensor] = None) -> Tensor:
+    def forward(self, ids: Tensor, where: Tensor | None = None) -> Tensor:
         where = torch.arange(ids.shape[1]) if where is None else where
         return self.head(self.attend(self.embed(ids) + self.places(where)))
 
 
 class PlacedFlat(Placed):
-    def forward(self, ids: Tensor, where: Optional[Tensor] = None) -> Tensor:
+    def forward(self, ids: Tensor, where: Tensor | None = None) -> Tensor:
         if where is not None and where.dim() != 1:
             raise ValueError("where: expected one axis")
         return super().forward(ids, where)
 
 
 @pytest.mark.parametrize("kind, axes", [(Placed, 2), (PlacedFlat, 1)])
-def test_positions_are_an_input_where_forward_takes_them(kind: Type[Placed], axes: int) -> None:
+def test_positions_are_an_input_where_forward_takes_them(kind: type[Placed], axes: int) -> None:
     module = kind().eval()
     captured = capture(module, ids(), MOST, positions="where")
     assert captured.positions is not None and captured.positions.meta["val"].dim() == axes
@@ -156,7 +156,7 @@ def test_positions_that_forward_does_not_take_are_refused_by_name() -> None:
 
 
 class Unplaced(Words):
-    def forward(self, ids: Tensor, where: Optional[Tensor] = None) -> Tensor:
+    def forward(self, ids: Tensor, where: Tensor | None = None) -> Tensor:
         return super().forward(ids)
 
 
@@ -219,9 +219,9 @@ class Keeping(Words):
 
     def __init__(self) -> None:
         super().__init__()
-        self.last: Optional[Tensor] = None
+        self.last: Tensor | None = None
         self.table = torch.ones(1)
-        self.by_length: Dict[Any, Tensor] = {}
+        self.by_length: dict[Any, Tensor] = {}
 
     def forward(self, ids: Tensor) -> Tensor:
         length = ids.shape[1]
@@ -361,7 +361,7 @@ class TurnedInForward(Words):
 
 
 @pytest.mark.parametrize("kind", [Turned, TurnedInForward])
-def test_complex_numbers_are_pairs_of_real_ones(kind: Type[Words]) -> None:
+def test_complex_numbers_are_pairs_of_real_ones(kind: type[Words]) -> None:
     module = kind().eval()
     captured = capture(module, ids(), MOST)
     values = [n.meta.get("val") for n in captured.graph.nodes]
@@ -419,7 +419,7 @@ class Keyed(Words):
 
     def __init__(self) -> None:
         super().__init__()
-        self.masks: Dict[int, Tensor] = {}
+        self.masks: dict[int, Tensor] = {}
 
     def forward(self, ids: Tensor) -> Tensor:
         length = ids.shape[1]
@@ -471,7 +471,7 @@ def test_torchs_encoder_is_traced_as_for_a_mixed_mask() -> None:
 
 
 @pytest.mark.parametrize(("phrase", "kind"), REMEDIED)
-def test_a_remedy_is_named_and_gives_the_module(phrase: str, kind: Type[nn.Module]) -> None:
+def test_a_remedy_is_named_and_gives_the_module(phrase: str, kind: type[nn.Module]) -> None:
     module = kind().eval()
     captured = capture(module, ids(), MOST)
     assert captured.remedies == [phrase]
@@ -480,7 +480,7 @@ def test_a_remedy_is_named_and_gives_the_module(phrase: str, kind: Type[nn.Modul
 
 @pytest.mark.parametrize(("phrase", "kind"), REMEDIED)
 def test_a_module_is_refused_without_its_remedy(
-    phrase: str, kind: Type[nn.Module], monkeypatch: pytest.MonkeyPatch
+    phrase: str, kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left_out = {phrase, tracing.STRICT}
     if phrase == tracing.HASHED:  # which joined traces remedy as well
@@ -491,7 +491,7 @@ def test_a_module_is_refused_without_its_remedy(
         capture(kind(), ids(), MOST)
 
 
-TABLES: Dict[str, Tensor] = {}
+TABLES: dict[str, Tensor] = {}
 
 
 class SharedTable(Words):
@@ -516,7 +516,7 @@ class Growing(Words):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table: Optional[Tensor] = None
+        self.table: Tensor | None = None
 
     def forward(self, ids: Tensor) -> Tensor:
         length = ids.shape[1]

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ class Seeing(nn.Module):
         self.ids, self.qkv = nn.Embedding(WORDS, 24), nn.Linear(24, 3 * HEADS * SIZE)
         self.head = nn.Linear(HEADS * SIZE, WORDS)
 
-    def forward(self, ids: Tensor, places: Optional[Tensor] = None) -> Tensor:
+    def forward(self, ids: Tensor, places: Tensor | None = None) -> Tensor:
         if places is None:
             places = torch.arange(ids.size(1)).expand(AXES, ids.size(0), -1)
         angles = places[..., None].float() * 10.0 ** -torch.linspace(0, 2, SIZE // 2)
@@ -65,7 +65,7 @@ class Seeing(nn.Module):
         return self.head((scores.masked_fill(hidden, -1e9).softmax(-1) @ v).mT.flatten(1, 2).mT)
 
 
-HOW: Dict[str, Any] = {"max_positions": MOST, "positions": "places", "axes": AXES}
+HOW: dict[str, Any] = {"max_positions": MOST, "positions": "places", "axes": AXES}
 
 
 def _difference(session: Any, module: nn.Module) -> float:
@@ -76,7 +76,7 @@ def _difference(session: Any, module: nn.Module) -> float:
     for start, end in ((0, 7), (7, 8), (8, 20)):
         found.append(session.prefill(ids[:, start:end], grid=grid[..., start:end], chunk=5))
     session.reset()
-    steps: List[np.ndarray] = [session.prefill(ids[:, :3])]
+    steps: list[np.ndarray] = [session.prefill(ids[:, :3])]
     steps += [session.step(ids[:, place])[:, None] for place in range(3, 20)]
     pairs = (found, seen), (steps, text)
     return max(worst_error(np.concatenate(got, 1), wanted) for got, wanted in pairs)
@@ -114,7 +114,7 @@ def test_calls_with_coordinates_give_what_the_module_gives(
     ids=["two coordinates for a pair", "a mask by rows", "no name", "too many", "too few"],
 )
 def test_other_uses_of_coordinates_are_refused(
-    module: nn.Module, how: Dict[str, Any], said: str
+    module: nn.Module, how: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(Refused, match=f"^module Seeing: .*{said}"):
         read_module(module.eval(), IDS, **{**HOW, **how})

@@ -1,6 +1,6 @@
 """Windows keep the tokens that they read again, and filters are sums of products."""
 
-from typing import Any, List
+from typing import Any
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def reading() -> CachedModule:
     return read_module(Filtered(), torch.randn(3, 24, WIDTH), 40)
 
 
-def _operators(reading: Any) -> List[Any]:
+def _operators(reading: Any) -> list[Any]:
     return [packet(node) for node in reading.flat.nodes]
 
 

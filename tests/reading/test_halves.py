@@ -2,7 +2,6 @@
 
 import contextlib
 from pathlib import Path
-from typing import List, Optional
 
 import numpy as np
 import pytest
@@ -51,11 +50,11 @@ def _sources(name: str) -> Sources:
     return Sources(module, how=ReadAs(example, positions, **OPTIONS[name]))
 
 
-def _quick(name: str, target: str, dtype: str, weights: Optional[str] = None) -> object:
+def _quick(name: str, target: str, dtype: str, weights: str | None = None) -> object:
     return pytest.param(name, target, dtype, weights)
 
 
-def _all(name: str, target: str, dtype: str, weights: Optional[str] = None) -> object:
+def _all(name: str, target: str, dtype: str, weights: str | None = None) -> object:
     return pytest.param(name, target, dtype, weights, marks=pytest.mark.exhaustive)
 
 
@@ -77,7 +76,7 @@ def _all(name: str, target: str, dtype: str, weights: Optional[str] = None) -> o
     ],
 )
 def test_artefacts_in_half_precision_agree_with_the_module(
-    name: str, target: str, dtype: str, weights: Optional[str], tmp_path: Path
+    name: str, target: str, dtype: str, weights: str | None, tmp_path: Path
 ) -> None:
     sources = _sources(name)
     how = {"dtype": dtype, "weights": weights, "verify": "quick"}
@@ -148,7 +147,7 @@ def test_ids_that_a_dtype_rounds_in_caches_are_refused_with_the_largest() -> Non
 
 @pytest.mark.parametrize(("words", "finds"), [(200, []), (900, ["bfloat16"]), (2900, ["float16"])])
 def test_ids_that_a_dtype_rounds_in_caches_are_found_in_the_artefact_as_exported(
-    words: int, finds: List[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: int, finds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("posenc_export.export.artefact.check_half", lambda *_: None)
     for dtype in finds or ("float16", "bfloat16"):

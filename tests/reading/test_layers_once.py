@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ def _seeded(*layers: Any) -> Decoder:
     return Decoder(tuple(layer() for layer in layers)).eval()
 
 
-def _templates(module: nn.Module) -> Dict[str, str]:
+def _templates(module: nn.Module) -> dict[str, str]:
     return LayersOnce(module, numbered=True).templates
 
 
@@ -69,7 +69,7 @@ def _templates(module: nn.Module) -> Dict[str, str]:
     "layers", [[Rotated] * LAYERS, [Rotated, Sloped] * 2, [Nested] * 3], ids=["1", "2", "nested"]
 )
 def test_a_trace_of_one_layer_of_each_kind_is_that_of_all(
-    layers: List[Any], monkeypatch: pytest.MonkeyPatch
+    layers: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = _seeded(*layers)
     assert _templates(module).keys() >= {f"layers.{len(layers) - 1}", f"norms.{len(layers) - 1}"}

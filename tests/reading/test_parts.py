@@ -2,7 +2,7 @@
 
 import functools
 from functools import partial
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -85,7 +85,7 @@ class Convolved(nn.Module):
 class Model(nn.Module):
     """Token ids to logits; norms multiply by 1 + w. first: layers read the embedding, too."""
 
-    def __init__(self, layers: List[nn.Module], first: bool = False) -> None:
+    def __init__(self, layers: list[nn.Module], first: bool = False) -> None:
         super().__init__()
         self.tokens, self.first = nn.Embedding(VOCABULARY, WIDTH), first
         self.layers = nn.ModuleList(layers)
@@ -103,15 +103,15 @@ class Model(nn.Module):
 class Case(NamedTuple):
     """Layers, and the segment of each site; None if no layer is left out."""
 
-    layers: List[Any]
-    segments: Optional[List[int]]
+    layers: list[Any]
+    segments: list[int] | None
     first: bool = False
 
 
 # Before and in the first layer, before and in its copies, and what follows.
 ONE_KIND = [0, 1, 2, 1, 3, 1, 4, 1, 5]
 TWO_KINDS = [0, 1, 2, 3, 4, 1, 5, 3, 6, 1, 7, 3, 8]
-CASES: Dict[str, Case] = {
+CASES: dict[str, Case] = {
     "layers of one kind": Case([Rotated] * LAYERS, ONE_KIND),
     "two kinds in turn": Case([Windowed, Sloped] * 3, TWO_KINDS),
     "a trained score beside the keys": Case([Sinks] * LAYERS, ONE_KIND),
@@ -148,7 +148,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @functools.cache
-def reading_of(name: str) -> Tuple[Model, CachedModule]:
+def reading_of(name: str) -> tuple[Model, CachedModule]:
     """Return the module of a case and its reading; tests must not modify them."""
     model = of(CASES[name])
     return model, read_module(model, inputs_of(model), POSITIONS)

@@ -1,7 +1,6 @@
 """Linear layers, token tables and norms, found in a graph by what their operators do."""
 
 from pathlib import Path
-from typing import List, Tuple
 
 import pytest
 import torch
@@ -34,7 +33,7 @@ class ByHand(nn.Module):
 class Gated(nn.Module):
     """Attention and a gated MLP with packed gates, between ids and logits."""
 
-    def __init__(self, norms: Tuple[nn.Module, nn.Module], peek: bool = False) -> None:
+    def __init__(self, norms: tuple[nn.Module, nn.Module], peek: bool = False) -> None:
         super().__init__()
         self.tokens, self.attention = nn.Embedding(VOCABULARY, WIDTH), Attends()
         self.first, self.second = norms
@@ -92,7 +91,7 @@ def test_products_are_told_apart_by_what_they_read() -> None:
     ],
     ids=["read elsewhere", "two norms of one weight", "a tied head"],
 )
-def test_a_norm_that_others_read_is_not_scaled(module: object, left: List[str]) -> None:
+def test_a_norm_that_others_read_is_not_scaled(module: object, left: list[str]) -> None:
     products = _products(module())  # type: ignore[operator]
     assert [scaled.factors[0] for scaled in products.scaled()] == left
 

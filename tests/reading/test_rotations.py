@@ -1,6 +1,6 @@
 """Rotations are recognized in any spelling, and become one operation of every target."""
 
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import pytest
 import torch
@@ -89,7 +89,7 @@ def one_pair_more(x: Tensor, angles: Tensor) -> Tensor:
     return torch.cat((y[..., :1] + 0.01 * x[..., 1:2], y[..., 1:]), -1)
 
 
-SPELLINGS: Dict[Turn, int] = {
+SPELLINGS: dict[Turn, int] = {
     halves: 16, split_parts: 16, pairs: 16, matrices: 16, complex_numbers: 16, partial: 8,
     normalized: 16, squashed: 16, pairs_to_halves: 8, times_a_temperature: 16,
 }  # fmt: skip

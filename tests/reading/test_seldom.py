@@ -1,7 +1,7 @@
 """Modules that are other functions at inputs or positions that examples seldom have."""
 
 import math
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def _without_a_pair(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
 
 
 KEYS, QUERIES = torch.arange(MOST) % 7 * 1.0, torch.eye(MOST)[LATE]
-OF_HEADS: Dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+OF_HEADS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "scores in bounds": lambda q, k, v, _: _causal(_scores(q, k).clamp(-20, 20)).softmax(-1) @ v,
     "weights of large scores": _dropped,
     "keys of seldom ids": _hidden,
@@ -112,7 +112,7 @@ def _logarithms(_: Seldom, ids: Tensor, x: Tensor) -> Tensor:
     return torch.logcumsumexp(x.masked_fill((ids >= WORDS)[..., None], -math.inf), 1).exp()
 
 
-ALL: Dict[str, Callable[..., Tensor]] = {name: _attended(of) for name, of in OF_HEADS.items()}
+ALL: dict[str, Callable[..., Tensor]] = {name: _attended(of) for name, of in OF_HEADS.items()}
 ALL |= {"a long filter of small weights": _added_up}
 ALL |= {"a filter of numbers in bounds": _filtered, "logarithms of nothing": _logarithms}
 
@@ -158,7 +158,7 @@ def test_a_state_that_decays_by_negative_factors_gives_nan_and_not_other_numbers
 
 
 BIAS = torch.zeros(WORDS + 5, 1).index_fill(0, torch.tensor(WORDS + 1), -1e30)
-SEEN_BY_NONE: Dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+SEEN_BY_NONE: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "filled": _hidden,
     "added": lambda q, k, v, ids: (_causal(_scores(q, k)) + BIAS[ids].mT[:, None]).softmax(-1) @ v,
     "by exp": lambda q, k, v, ids: _by_exp(_causal(_scores(q, k)) + BIAS[ids].mT[:, None]) @ v,

@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from typing import Any, List, Tuple
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ QUICK = """
 """.split()
 
 
-def by_name(quick: List[str]) -> List[Any]:
+def by_name(quick: list[str]) -> list[Any]:
     """Names of the zoo, with marks for `make test` leaving one out."""
     every = pytest.mark.exhaustive
     return [pytest.param(name, marks=[] if name in quick else [every]) for name in ZOO]
@@ -42,7 +42,7 @@ def sequence(example: Tensor, length: int = 20, rows: int = 2) -> Tensor:
 
 
 @functools.cache
-def read_of_zoo(name: str) -> Tuple[Any, nn.Module, Tensor, Tensor]:
+def read_of_zoo(name: str) -> tuple[Any, nn.Module, Tensor, Tensor]:
     """Return the reading of a module, the module, tokens, and its outputs before it was read."""
     module, example, positions = ZOO[name]()
     x = sequence(example)

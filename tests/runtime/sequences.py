@@ -3,7 +3,7 @@ can be checked at any length.
 """
 
 import functools
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Sequence
 
 import numpy as np
 
@@ -20,7 +20,7 @@ CAPACITY = LENGTH + 8  # slots of caches that some tests fill
 ROWS = 4
 # Kinds of states: caches only; caches and gates; caches and a state that each call replaces; only
 # states that each call replaces.
-KINDS: Dict[str, Tuple[str, Dict[str, object]]] = {
+KINDS: dict[str, tuple[str, dict[str, object]]] = {
     "rope": ("rope", {}),
     "fox": ("fox", {}),
     "input_rnn": ("input_rnn", {}),
@@ -33,7 +33,7 @@ def sources(kind: str) -> Sources:
     return traces.sources(decoder(variant, **overrides))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def model(kind: str, target: str, signature: str = "positions") -> Model:
     """Load the decoder of a kind."""
     variant, overrides = KINDS[kind]
@@ -41,13 +41,13 @@ def model(kind: str, target: str, signature: str = "positions") -> Model:
     return load(folder, provider="cpu", threads=1)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def texts() -> np.ndarray:
     """Return the token sequences [ROWS,LENGTH]."""
     return np.random.default_rng(0).integers(61, size=(ROWS, LENGTH))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def full(kind: str) -> np.ndarray:
     """Return the outputs of one pass of the eager module over `texts` [ROWS,LENGTH,V]."""
     return eager_session(kind).prefill(texts(), chunk=LENGTH)
@@ -64,7 +64,7 @@ def excess(actual: np.ndarray, expected: np.ndarray) -> float:
 
 
 def worst_ahead(
-    session: Session, kind: str, order: Sequence[int], steps: int = 2, back: Optional[int] = None
+    session: Session, kind: str, order: Sequence[int], steps: int = 2, back: int | None = None
 ) -> float:
     """Feed further tokens to a session whose row b reads texts()[order[b]]: a ragged call, a
     rewind, then steps. Return the worst excess.

@@ -4,7 +4,7 @@ import functools
 import importlib
 import re
 from types import SimpleNamespace
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ IMAGES, VIDEOS = [(1, 4, 6), (1, 2, 2)], [(4, 4, 2), (2, 2, 8)]
 WHOLE, SPLIT = [0, *[2] * 8, 0, *[2] * 8], [0, 2, 2] * 4 + [0, 2, 2, 2, 2] * 2
 # By model type: kinds of the tokens of VIDEOS, the model's class, its vision configuration, and
 # arguments of coordinates.
-MODELS: Dict[str, Tuple[List[int], str, Dict[str, int], Dict[str, Any]]] = {
+MODELS: dict[str, tuple[list[int], str, dict[str, int], dict[str, Any]]] = {
     "glm4v": (SPLIT, "Glm4vModel", {}, {"split": True}),
     "glm_ocr": (SPLIT, "GlmOcrModel", {}, {"split": True}),
     "qwen3_vl": (SPLIT, "Qwen3VLModel", {}, {"split": True}),
@@ -29,7 +29,7 @@ MODELS: Dict[str, Tuple[List[int], str, Dict[str, int], Dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def _theirs(name: str, kinds: List[int]) -> Tuple[Any, Any]:
+def _theirs(name: str, kinds: list[int]) -> tuple[Any, Any]:
     """Return the coordinates [3,1,S] of transformers, and the next coordinate minus the number
     of tokens [1,1].
     """
@@ -114,7 +114,7 @@ def test_text_after_an_image_continues_from_the_largest_coordinate_or_from_the_s
     ],
 )
 def test_grids_that_do_not_match_their_tokens_are_refused(
-    given: Dict[str, Any], named: str
+    given: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(named)):
         coordinates(**given)

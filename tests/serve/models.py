@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Dict, List, Sequence
+from typing import Sequence
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def opened(folder: Path) -> Model:
     return load(folder, provider="cpu", threads=1)
 
 
-def prompts(count: int, longest: int, seed: int = 0) -> List[List[int]]:
+def prompts(count: int, longest: int, seed: int = 0) -> list[list[int]]:
     """Return random prompts of letters, of different lengths."""
     random = np.random.default_rng(seed)
     return [
@@ -35,7 +35,7 @@ def prompts(count: int, longest: int, seed: int = 0) -> List[List[int]]:
     ]
 
 
-def alone(model: Model, requests: Sequence[Request]) -> Dict[Request, List[int]]:
+def alone(model: Model, requests: Sequence[Request]) -> dict[Request, list[int]]:
     """Return the tokens that a separate session generates for each request."""
     tokens = {}
     for request in requests:

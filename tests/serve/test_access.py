@@ -2,7 +2,7 @@
 
 import http.client
 import json
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Iterator
 
 import pytest
 
@@ -26,7 +26,7 @@ def port(model: Model) -> Iterator[int]:
 
 
 def _status(
-    port: int, headers: Dict[str, str], path: str = "/v1/completions", method: Optional[str] = None
+    port: int, headers: dict[str, str], path: str = "/v1/completions", method: str | None = None
 ) -> int:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     usual, body = ("POST", BODY) if "complet" in path else ("GET", None)
@@ -56,13 +56,13 @@ def test_a_browser_that_asks_ahead_is_told_which_pages_may_send_requests(port: i
 @pytest.mark.parametrize(
     "kind", [None, "text/plain", "application/x-www-form-urlencoded", "application/jsonp"]
 )
-def test_a_body_that_is_not_declared_as_json_is_refused(kind: Optional[str], port: int) -> None:
+def test_a_body_that_is_not_declared_as_json_is_refused(kind: str | None, port: int) -> None:
     assert _status(port, {**KEY, **({"Content-Type": kind} if kind else {})}) == 415
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/metrics"])
 @pytest.mark.parametrize("key", [None, "Bearer secreT", "Basic secret", "Bearer sécret"])
-def test_requests_without_the_key_are_refused(path: str, key: Optional[str], port: int) -> None:
+def test_requests_without_the_key_are_refused(path: str, key: str | None, port: int) -> None:
     given = {} if key is None else {"Authorization": key}
     assert _status(port, {**JSON, **given}, path) == 401
     assert _status(port, {**JSON, **KEY}, path) == 200

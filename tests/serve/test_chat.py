@@ -1,7 +1,7 @@
 """Conversations over HTTP, with the client of openai where it is installed."""
 
 import math
-from typing import Any, Dict, Iterator, List
+from typing import Any, Iterator
 
 import numpy as np
 import pytest
@@ -72,7 +72,7 @@ def test_a_reply_is_the_continuation_of_the_rendered_conversation(port: int, mod
 
 
 def test_a_stream_begins_with_the_role_and_has_the_text_of_the_whole_reply(port: int) -> None:
-    given: Dict[str, Any] = {**HELLO, "model": "tiny", "n": 2, "seed": 3, "temperature": 0.9}
+    given: dict[str, Any] = {**HELLO, "model": "tiny", "n": 2, "seed": 3, "temperature": 0.9}
     with of_openai(port) as client:
         create = client.chat.completions.create
         whole = create(**given)
@@ -92,7 +92,7 @@ def test_a_stream_begins_with_the_role_and_has_the_text_of_the_whole_reply(port:
 
 
 def test_log_probabilities_come_with_each_token(port: int) -> None:
-    given: Dict[str, Any] = {**HELLO, "model": "tiny", "logprobs": True, "top_logprobs": 3}
+    given: dict[str, Any] = {**HELLO, "model": "tiny", "logprobs": True, "top_logprobs": 3}
     with of_openai(port) as client:
         create = client.chat.completions.create
         whole = create(**given).choices[0].logprobs.content
@@ -136,7 +136,7 @@ def test_a_reply_without_max_tokens_goes_to_the_end_of_the_context(port: int) ->
 
 
 MESSAGE = {"role": "user", "content": "a"}
-BAD: Dict[str, Any] = {
+BAD: dict[str, Any] = {
     "no messages": {"messages": []},
     "a reply in JSON": {"messages": [MESSAGE], "response_format": {"type": "json_object"}},
     "alternatives without probabilities": {"messages": [MESSAGE], "top_logprobs": 2},
@@ -161,5 +161,5 @@ def test_a_model_without_a_template_says_so(model: Model) -> None:
         status, answer = Client(port).ask(CHAT, HELLO)
         assert status == 400
         assert "expected a model with a chat template" in answer["error"]["message"]
-        listed: List[Any] = Client(port).ask("/openapi.json")[1]["paths"]
+        listed: list[Any] = Client(port).ask("/openapi.json")[1]["paths"]
         assert CHAT in listed

@@ -5,7 +5,7 @@ run.
 import itertools
 import threading
 from collections import defaultdict
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,12 +26,12 @@ class Gathered:
     """Collects the tokens that an engine delivers, by request."""
 
     def __init__(self, model: Model, limits: Limits = LIMITS) -> None:
-        self.made: Dict[Request, List[int]] = defaultdict(list)
-        self.ended: Dict[Request, str] = {}
+        self.made: dict[Request, list[int]] = defaultdict(list)
+        self.ended: dict[Request, str] = {}
         self.some, self.failed = threading.Event(), threading.Event()
         self.engine = Engine(model, limits, self.take, self.failed.set)
 
-    def take(self, tokens: List[Token]) -> None:
+    def take(self, tokens: list[Token]) -> None:
         for token in tokens:
             self.made[token.request] += [token.id] if token.id >= 0 else []
             if token.ended:
@@ -40,13 +40,13 @@ class Gathered:
 
 
 @pytest.fixture(scope="module")
-def models() -> Dict[str, Model]:
+def models() -> dict[str, Model]:
     return {target: opened(artefact(target)) for target in ("ort", "onnx-static")}
 
 
 @pytest.mark.parametrize("target", ["ort", "onnx-static"])
 def test_every_request_gets_the_tokens_that_it_gets_alone(
-    target: str, models: Dict[str, Model]
+    target: str, models: dict[str, Model]
 ) -> None:
     lengths = np.random.default_rng(1).integers(1, 40, 24).tolist()
     pairs = zip(prompts(24, 60), lengths, strict=True)
@@ -86,7 +86,7 @@ def test_draws_follow_each_request_and_what_the_checkpoint_forbids_or_forces_as_
 def test_an_engine_whose_graph_runs_no_more_ends_and_leaves_nobody_waiting(
     breaks: str,
     error: Exception,
-    models: Dict[str, Model],
+    models: dict[str, Model],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -106,7 +106,7 @@ def test_an_engine_whose_graph_runs_no_more_ends_and_leaves_nobody_waiting(
 
 @pytest.mark.parametrize(("target", "signature"), [("onnx", "positions"), ("ort", "mask")])
 def test_an_artefact_whose_rows_share_columns_is_refused_by_name(
-    target: str, signature: str, models: Dict[str, Model]
+    target: str, signature: str, models: dict[str, Model]
 ) -> None:
     manifest = models["ort"].manifest.replace(target=target, signature=signature, layout="columns")
     got = f"got target {target} with signature {signature}; export target ort"

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Sequence
 
 import pytest
 
@@ -33,7 +33,7 @@ class Failing(ByteCodec):
     """A codec that cannot prepare the decoder of the second choice."""
 
     def __init__(self) -> None:
-        self.asked: List[Sequence[int]] = []
+        self.asked: list[Sequence[int]] = []
 
     def pieces(self, prompt: Sequence[int]) -> Any:
         self.asked.append(prompt)
@@ -86,13 +86,13 @@ def test_other_requests_are_answered_while_a_long_text_is_tokenized(
     begun, done = threading.Event(), threading.Event()
 
     class Slow(ByteCodec):
-        def encode(self, text: str, special: bool = True) -> List[int]:
+        def encode(self, text: str, special: bool = True) -> list[int]:
             begun.set()
             assert done.wait(30)
             return super().encode(text)
 
     monkeypatch.setattr(app.state.service.completions, "codec", Slow())
-    answers: List[Any] = []
+    answers: list[Any] = []
 
     def ask() -> None:
         body = {"prompt": "a", "max_tokens": 2}
@@ -114,7 +114,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
     path: str, app: Any, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Watched(ByteCodec):
-        def encode(self, text: str, special: bool = True) -> List[int]:
+        def encode(self, text: str, special: bool = True) -> list[int]:
             assert len(text) < LIMITS.context
             return super().encode(text)
 
@@ -128,7 +128,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
     assert status == 400 and answer["error"]["message"] == said
 
 
-def _user(text: str) -> Dict[str, str]:
+def _user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import Any, Dict, Iterator, List, Tuple, get_type_hints
+from typing import Any, Iterator, get_type_hints
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def port() -> Iterator[int]:
         yield served[0]
 
 
-def _refused(port: int, path: str, body: Dict[str, Any]) -> str:
+def _refused(port: int, path: str, body: dict[str, Any]) -> str:
     status, answer = Client(port).ask(path, body)
     assert status == 400 and "\n" not in answer["error"]["message"]
     return str(answer["error"]["message"])
@@ -80,7 +80,7 @@ def test_bytes_of_log_probabilities_come_from_the_vocabulary(port: int) -> None:
     ],
 )
 def test_the_template_joins_parts_of_text_and_gets_values_of_the_request(
-    fields: Dict[str, Any], prompt: str, port: int
+    fields: dict[str, Any], prompt: str, port: int
 ) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     body = {"messages": [{**USER, "content": parts}], "max_tokens": 1, **fields}
@@ -99,7 +99,7 @@ def test_the_template_joins_parts_of_text_and_gets_values_of_the_request(
     ],
 )
 def test_values_that_the_template_does_not_read_are_refused(
-    values: Dict[str, Any], said: str, port: int
+    values: dict[str, Any], said: str, port: int
 ) -> None:
     message = _refused(port, CHAT, {"messages": [USER], "chat_template_kwargs": values})
     assert re.match(f"chat_template_kwargs: {said}", message)
@@ -107,7 +107,7 @@ def test_values_that_the_template_does_not_read_are_refused(
 
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-PLACES: Dict[str, Any] = {
+PLACES: dict[str, Any] = {
     "messages[1].content: expected a value, got null": [USER, {**USER, "content": None}],
     "messages[0].content: expected a value, got none": [{"role": "user"}],
     "messages[0].content[1].type: expected 'text', got 'image_url'": [
@@ -125,7 +125,7 @@ def test_an_error_names_the_place_in_the_request(said: str, port: int) -> None:
     assert _refused(port, CHAT, {"messages": PLACES[said]}).startswith(said)
 
 
-MISSPELLED: Dict[str, Dict[str, Any]] = {
+MISSPELLED: dict[str, dict[str, Any]] = {
     "promt: expected no such field, got 'a'; did you mean prompt? /openapi.json": {"promt": "a"},
     "max_token: expected no such field, got 5; did you mean max_tokens? /openapi.json": {
         "prompt": "a",
@@ -158,7 +158,7 @@ def test_padding_of_a_stream_is_refused_by_its_name(port: int) -> None:
 
 
 # Values that change nothing, of the fields of OpenAI's API and of vLLM.
-NEUTRAL: List[Tuple[str, List[Any]]] = [
+NEUTRAL: list[tuple[str, list[Any]]] = [
     ("echo store ignore_eos", [False]),
     ("skip_special_tokens", [True]),
     ("parallel_tool_calls", [True, False]),

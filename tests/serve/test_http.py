@@ -11,7 +11,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Iterator
 
 import pytest
 
@@ -39,7 +39,7 @@ class Client:
     def __init__(self, port: int) -> None:
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
 
-    def ask(self, path: str, body: Optional[Dict[str, Any]] = None) -> Tuple[int, Any]:
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
         self.send(path, body)
         with contextlib.closing(self.connection):
             answer = self.connection.getresponse()
@@ -47,15 +47,15 @@ class Client:
         is_json = answer.headers["content-type"].startswith("application/json")
         return answer.status, json.loads(text) if is_json else text
 
-    def send(self, path: str, body: Optional[Dict[str, Any]] = None) -> None:
+    def send(self, path: str, body: dict[str, Any] | None = None) -> None:
         content = None if body is None else json.dumps(body)
         self.connection.request("GET" if body is None else "POST", path, content, JSON)
 
-    def choice(self, body: Dict[str, Any], path: str = COMPLETIONS) -> Dict[str, Any]:
+    def choice(self, body: dict[str, Any], path: str = COMPLETIONS) -> dict[str, Any]:
         """Return the first choice of an answer."""
         return dict(self.ask(path, body)[1]["choices"][0])
 
-    def events(self, body: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
+    def events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield server-sent events up to [DONE]. Closes the connection if the caller stops
         earlier.
         """
@@ -75,7 +75,7 @@ class Client:
 
 
 @contextlib.contextmanager
-def running(app: Any, **settings: Any) -> Iterator[Tuple[int, Any]]:
+def running(app: Any, **settings: Any) -> Iterator[tuple[int, Any]]:
     """Context manager that serves an application on a thread; gives the port and uvicorn's
     server.
     """
@@ -120,7 +120,7 @@ def _metric(port: int, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in found)
 
 
-def _usage(prompt: int, completion: int) -> Dict[str, int]:
+def _usage(prompt: int, completion: int) -> dict[str, int]:
     total = prompt + completion
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
 
@@ -139,14 +139,14 @@ def test_sixteen_clients_get_what_each_gets_alone_while_others_leave(
     requests = [Request(tuple(prompt), 24) for prompt in prompts(48, 120, seed=3)]
     expected = alone(model, requests)
 
-    def one(index: int) -> List[int]:
+    def one(index: int) -> list[int]:
         request = requests[index]
         body = {"prompt": list(request.prompt), "max_tokens": request.max_tokens, "temperature": 0}
         if index % 3 == 0:  # a response without streaming
             status, answer = Client(port).ask(COMPLETIONS, {**body, "return_token_ids": True})
             assert status == 200 and answer["usage"] == _usage(len(request.prompt), 24)
             return list(answer["choices"][0]["token_ids"])
-        made: List[int] = []
+        made: list[int] = []
         for event in Client(port).events(body):
             made += event["choices"][0]["token_ids"]
             if index % 3 == 1 and len(made) >= 5:  # disconnects before the end
@@ -195,7 +195,7 @@ def test_text_ends_before_a_stop_string_and_its_row_is_free_again(port: int) -> 
     _until(port, "posenc_running_rows", 0)
 
 
-BAD: Dict[str, Any] = {
+BAD: dict[str, Any] = {
     "no object": [1],
     "an empty prompt": {"prompt": ""},
     "no tokens": {"prompt": "a", "max_tokens": 0},

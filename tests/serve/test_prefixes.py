@@ -3,7 +3,7 @@ cancelled; and how much of a prompt is read between steps.
 """
 
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ COMMON = tuple(np.random.default_rng(7).integers(97, 123, 3 * BLOCK).tolist())
 
 
 @pytest.fixture(scope="module")
-def models() -> Dict[str, Model]:
+def models() -> dict[str, Model]:
     return {target: opened(artefact(target)) for target in ("ort", "onnx-static")}
 
 
@@ -31,7 +31,7 @@ def _limits(model: Model, blocks: int) -> Limits:
     return Limits(rows=5, queue=64, context=300, chunk=48, prefix_memory=memory)
 
 
-def _requests(count: int, tokens: int = 12) -> List[Request]:
+def _requests(count: int, tokens: int = 12) -> list[Request]:
     """Return requests that begin with 0 .. 3 blocks of the same tokens."""
     return [
         Request((*COMMON[: BLOCK * (index % 4)], *prompt), tokens)
@@ -42,7 +42,7 @@ def _requests(count: int, tokens: int = 12) -> List[Request]:
 @pytest.mark.parametrize("blocks", [2, 5, 200])
 @pytest.mark.parametrize("target", ["ort", "onnx-static"])
 def test_requests_that_share_prefixes_get_the_tokens_that_they_get_alone(
-    target: str, blocks: int, models: Dict[str, Model]
+    target: str, blocks: int, models: dict[str, Model]
 ) -> None:
     model, requests = models[target], _requests(24)
     gathered = Gathered(model, _limits(model, blocks))
@@ -57,7 +57,7 @@ def test_requests_that_share_prefixes_get_the_tokens_that_they_get_alone(
 
 
 @pytest.mark.usefixtures("slow")
-def test_what_a_cancelled_request_has_read_serves_others(models: Dict[str, Model]) -> None:
+def test_what_a_cancelled_request_has_read_serves_others(models: dict[str, Model]) -> None:
     model, requests = models["ort"], [Request((*COMMON, 97 + index), 40) for index in range(10)]
     gathered = Gathered(model, _limits(model, 50))
     gathered.engine.submit(requests[:1])
@@ -70,7 +70,7 @@ def test_what_a_cancelled_request_has_read_serves_others(models: Dict[str, Model
     assert all(gathered.made[request] == expected[request] for request in requests[1:])
 
 
-def test_a_conversation_is_continued_from_its_reply(models: Dict[str, Model]) -> None:
+def test_a_conversation_is_continued_from_its_reply(models: dict[str, Model]) -> None:
     model, first = models["ort"], Request(COMMON[:40], 60)
     gathered = Gathered(model, _limits(model, 50))
     gathered.engine.submit([first])
@@ -84,7 +84,7 @@ def test_a_conversation_is_continued_from_its_reply(models: Dict[str, Model]) ->
     assert gathered.made[second] == alone(model, [second])[second]
 
 
-def test_requests_of_different_users_share_nothing(models: Dict[str, Model]) -> None:
+def test_requests_of_different_users_share_nothing(models: dict[str, Model]) -> None:
     model = models["ort"]
     gathered = Gathered(model, _limits(model, 50))
     for user in ("a", "b", "", "a"):
@@ -109,7 +109,7 @@ def test_a_model_whose_states_are_replaced_is_served_without_sharing(tmp_path: P
 
 @pytest.mark.usefixtures("slow")
 def test_running_rows_wait_for_one_chunk_at_most(
-    models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch
+    models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, fed = models["ort"], [0]
     gathered = Gathered(model, Limits(rows=3, context=300, chunk=16))
@@ -135,7 +135,7 @@ def test_running_rows_wait_for_one_chunk_at_most(
 
 @pytest.mark.usefixtures("slow")
 def test_what_running_rows_write_is_kept_as_soon_as_a_block_is_full(
-    models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch
+    models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, copied = models["ort"], []
     gathered = Gathered(model, _limits(model, 50))

@@ -1,6 +1,6 @@
 """Rules of positions: their values, for numbers, arrays and a solver, and what is no rule."""
 
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ import z3
 from posenc_export.runtime.verification.symbolic import SOLVER
 from posenc_export.shared.places import DEEPEST, LONGEST, evaluate
 
-RULES: Dict[str, Any] = {
+RULES: dict[str, Any] = {
     "k <= q and q - k < 4": lambda q, k: 0 <= q - k < 4,
     "0 <= k <= q or not q == k": lambda q, k: 0 <= k <= q or q != k,
     "q // 3 == k // 3": lambda q, k: q // 3 == k // 3,

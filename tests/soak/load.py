@@ -24,7 +24,7 @@ import urllib.request
 import warnings
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, NamedTuple
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class Case(NamedTuple):
     """A request and its tokens."""
 
     body: bytes
-    tokens: List[int]
+    tokens: list[int]
 
 
 class Load(NamedTuple):
@@ -58,7 +58,7 @@ class Load(NamedTuple):
     leaving: int = 200
 
 
-def message(body: bytes, length: Optional[int] = None) -> bytes:
+def message(body: bytes, length: int | None = None) -> bytes:
     head = (
         "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: "
         f"application/json\r\nContent-Length: {length or len(body)}\r\n\r\n"
@@ -66,7 +66,7 @@ def message(body: bytes, length: Optional[int] = None) -> bytes:
     return head.encode() + body
 
 
-async def asked(port: int, case: Case) -> Tuple[int, List[int]]:
+async def asked(port: int, case: Case) -> tuple[int, list[int]]:
     """Send a request. Return the status and the tokens; status 0 if the server closed the
     connection without an answer.
     """
@@ -144,7 +144,7 @@ async def leaving(port: int, case: Case, found: "Counter[str]") -> None:
     found["left"] += 1
 
 
-def cases(folder: Path) -> List[Case]:
+def cases(folder: Path) -> list[Case]:
     """Return requests, half of them streams, with the tokens that a session gives."""
     requests = [
         Request((*BEGINNINGS[index % len(BEGINNINGS)], *prompt), 1 + index % TOKENS)
@@ -161,7 +161,7 @@ def _body(request: Request, stream: bool) -> bytes:
 
 
 @contextlib.contextmanager
-def server(folder: Path) -> Iterator[Tuple[int, "subprocess.Popen[str]", Path]]:
+def server(folder: Path) -> Iterator[tuple[int, "subprocess.Popen[str]", Path]]:
     """Context manager that runs a server; gives its port, the process and the file of its
     errors.
     """
@@ -176,7 +176,7 @@ def server(folder: Path) -> Iterator[Tuple[int, "subprocess.Popen[str]", Path]]:
         tempfile.TemporaryDirectory() as temporary,
         open(Path(temporary) / "errors", "w") as errors,
     ):
-        how: Dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": errors, "text": True}
+        how: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": errors, "text": True}
         process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **how)
         try:
             assert process.stdout is not None
@@ -193,7 +193,7 @@ def resident(process: "subprocess.Popen[str]") -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def prefix_metrics(port: int) -> Dict[str, int]:
+def prefix_metrics(port: int) -> dict[str, int]:
     """Return the counts of shared prefixes."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
@@ -201,11 +201,11 @@ def prefix_metrics(port: int) -> Dict[str, int]:
     return {name.removeprefix("posenc_"): int(float(value)) for name, value in found}
 
 
-async def loaded(port: int, load: Load, given: List[Case]) -> Tuple["Counter[str]", float]:
+async def loaded(port: int, load: Load, given: list[Case]) -> tuple["Counter[str]", float]:
     """Run all clients. Return what happened, and the seconds from the end of the load to the
     next answer.
     """
-    result: "Counter[str]" = Counter()
+    result: Counter[str] = Counter()
     ended, turn = asyncio.Event(), asyncio.Semaphore(CLIENTS)
 
     async def one(index: int) -> None:
@@ -227,7 +227,7 @@ async def loaded(port: int, load: Load, given: List[Case]) -> Tuple["Counter[str
     return result, time.perf_counter() - since
 
 
-def measured(folder: Path, load: Load) -> Dict[str, Any]:
+def measured(folder: Path, load: Load) -> dict[str, Any]:
     """Run a server and its load. Return the figures, with a list of failures under "wrong"."""
     given = cases(folder)
     with server(folder) as (port, process, errors):
@@ -247,12 +247,12 @@ def measured(folder: Path, load: Load) -> Dict[str, Any]:
     right = shared["prefix_kept_tokens"] == room
     if not right or shared["prefix_hits_total"] <= load.requests // 4:
         wrong.append(f"prefixes: {shared} of {room} tokens")
-    figures: Dict[str, Any] = {"before": before, "after": after, "recovered": round(recovered, 3)}
+    figures: dict[str, Any] = {"before": before, "after": after, "recovered": round(recovered, 3)}
     figures |= {"seconds": round(seconds, 1), "wrong": wrong}
     return {**load._asdict(), **found, **shared, **figures}
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run the load. Returns the exit status: 0, or 1 if there is a failure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, value in Load()._asdict().items():

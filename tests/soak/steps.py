@@ -18,7 +18,7 @@ import time
 import tracemalloc
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Iterator
 
 import numpy as np
 
@@ -75,7 +75,7 @@ def exchanging(session: Session, text: np.ndarray) -> Steps:
         gone += 1
 
 
-WAYS: Dict[str, Callable[[Session, np.ndarray], Steps]] = {
+WAYS: dict[str, Callable[[Session, np.ndarray], Steps]] = {
     "straight": straight,
     "rewinding": rewinding,
     "resetting": resetting,
@@ -83,7 +83,7 @@ WAYS: Dict[str, Callable[[Session, np.ndarray], Steps]] = {
 }
 
 
-def ways(target: str) -> List[str]:
+def ways(target: str) -> list[str]:
     """Return the ways that a target supports. Exchanging rows needs layout "rows"."""
     return [way for way in WAYS if way != "exchanging" or target != "onnx"]
 
@@ -127,7 +127,7 @@ def traced_growth(model: Model, way: str, text: np.ndarray, steps: int) -> int:
         tracemalloc.stop()
 
 
-def soak(target: str, way: str, steps: int) -> Dict[str, Any]:
+def soak(target: str, way: str, steps: int) -> dict[str, Any]:
     """Measure one target in one way. Return the figures, with a list of failures under "wrong"."""
     model = made(target, way, steps)
     text = np.random.default_rng(0).standard_normal((HIGH, 48)).astype(np.float32)
@@ -163,7 +163,7 @@ def _fresh_error(model: Model, session: Session, text: np.ndarray, last: np.ndar
     return worst
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run the measurements. Returns the exit status: 0, or 1 if there is a failure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1_000_000)

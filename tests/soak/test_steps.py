@@ -2,7 +2,7 @@
 soak`.
 """
 
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_steps_without_end_keep_memory_flat(target: str, way: str, count: int) -
 
 @pytest.mark.exhaustive
 def test_memory_that_grows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: List[Any] = []
+    kept: list[Any] = []
 
     def leaking(session: Session, text: np.ndarray) -> steps.Steps:
         for output in steps.rewinding(session, text):

@@ -1,7 +1,7 @@
 """The checks for authors of encodings: correct encodings pass, and faults are detected."""
 
 import math
-from typing import Any, Optional, Sequence, Tuple, Union
+from typing import Any, Sequence
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ class Rooted(PositionEncoding):
         super().__init__()
         self.slopes = Table(strength * (np.arange(geometry.heads) + 1) / geometry.heads)
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
         distance = (q_positions[:, None, :, None] - k_positions[:, None, None]).abs()
         return -self.slopes.rows[:, None, None] * torch.sqrt(distance.to(torch.float32))
@@ -53,7 +53,7 @@ def _rotated(name: str, rotate: Any, exact: Any) -> Any:
     queries and keys.
     """
 
-    def hook(self: Any, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def hook(self: Any, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         return rotate(q, positions[:, :, None, None]), k
 
     cls = type(name, (Rooted,), {"rotate": hook, "bias": PositionEncoding.bias})
@@ -87,7 +87,7 @@ class Rounded(PositionEncoding):
         super().__init__()
         self.register_buffer("slope", (torch.arange(geometry.heads) / 3).half())
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
         distance = q_positions[:, None, :, None] - k_positions[:, None, None]
         return self.slope[:, None, None].float() * distance
@@ -124,7 +124,7 @@ class ColumnsAsRows(OnGrid):
 
 class ColumnsAsRowsOracle(RoPE2DOracle, of=ColumnsAsRows):
     def rotated(
-        self, x: np.ndarray, place: Union[int, Sequence[int]], frequencies: np.ndarray
+        self, x: np.ndarray, place: int | Sequence[int], frequencies: np.ndarray
     ) -> np.ndarray:
         return super().rotated(x, place if isinstance(place, int) else place[::-1], frequencies)
 

@@ -1,7 +1,5 @@
 """Other runtimes of the same models. Each file is imported only in its contestant's process."""
 
-from typing import Optional
-
 import numpy as np
 
 CHUNK = 1024  # most tokens per call, which limits the memory of attention scores
@@ -13,9 +11,9 @@ class CallSession:
     also overrides `reset` and `rewind`.
     """
 
-    load_seconds: Optional[float] = None  # without imports; None for the time of `open_session`
+    load_seconds: float | None = None  # without imports; None for the time of `open_session`
 
-    chunk: Optional[int] = CHUNK  # most tokens of a call; None for a prompt in one call
+    chunk: int | None = CHUNK  # most tokens of a call; None for a prompt in one call
     length = 0  # tokens in the cache before a call
 
     def call(self, inputs: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """LlamaForCausalLM of transformers with the same weights, in eager mode with a DynamicCache."""
 
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ def llama(manifest: Manifest) -> LlamaForCausalLM:
     return model
 
 
-def _config(config: Dict[str, Any]) -> LlamaConfig:
+def _config(config: dict[str, Any]) -> LlamaConfig:
     layer = config["layers"][config["order"][0]]
     attention = layer["attention"]
     return LlamaConfig(
@@ -41,7 +41,7 @@ def _config(config: Dict[str, Any]) -> LlamaConfig:
     )
 
 
-def _renamed(model: Any, config: Dict[str, Any]) -> Dict[str, torch.Tensor]:
+def _renamed(model: Any, config: dict[str, Any]) -> dict[str, torch.Tensor]:
     attention = config["layers"][config["order"][0]]["attention"]
     counts = [attention[name] for name in ("heads", "kv_heads", "kv_heads")]
     sizes = [count * attention["head_size"] for count in counts]

@@ -4,7 +4,7 @@ import ctypes
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import gguf
 import llama_cpp
@@ -70,7 +70,7 @@ class LlamaCppSession(CallSession):
         silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
         self._silent = silent  # kept, since llama.cpp goes on calling it
-        options: Dict[str, Any] = {
+        options: dict[str, Any] = {
             "n_ctx": manifest.max_positions * batch, "n_seq_max": batch, "n_threads": threads,
             "n_threads_batch": threads, "n_batch": CHUNK * batch, "n_ubatch": UBATCH,
             "type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32,

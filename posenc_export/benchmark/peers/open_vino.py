@@ -1,7 +1,7 @@
 """OpenVINO on the graph of target `onnx`, in float32, with caches as state variables."""
 
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 import openvino
@@ -14,12 +14,12 @@ from posenc_export.runtime.artefact.manifest import Manifest
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> CallSession:
     core = openvino.Core()
     model = core.read_model(folder / "model.onnx")
-    shapes: Dict[str, Any] = {"input_ids": [batch, -1], "attention_mask": [batch, -1]}
+    shapes: dict[str, Any] = {"input_ids": [batch, -1], "attention_mask": [batch, -1]}
     shapes |= {state.past: [batch, state.axes[1], -1, state.axes[3]] for state in manifest.states}
     model.reshape({name: openvino.PartialShape(shape) for name, shape in shapes.items()})
     caches = {state.past: state.present for state in manifest.states}
     apply_make_stateful_transformation(model, caches)
-    settings: Dict[str, Any] = {
+    settings: dict[str, Any] = {
         "INFERENCE_NUM_THREADS": threads,
         "INFERENCE_PRECISION_HINT": "f32",
         "KV_CACHE_PRECISION": "f32",

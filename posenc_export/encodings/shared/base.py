@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import List, Mapping, NamedTuple, Optional, Tuple
+from typing import Mapping, NamedTuple
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ class StateSpec:
     """
 
     name: str
-    sizes: Tuple[int, ...]
+    sizes: tuple[int, ...]
     grows: bool = False
     dtype: str = ""
 
@@ -110,7 +110,7 @@ class PositionEncoding(torch.nn.Module):
 
     oracle_class = Oracle
     shared = True
-    works_in: Tuple[str, ...] = ("causal", "bidirectional")
+    works_in: tuple[str, ...] = ("causal", "bidirectional")
     axes = 0
     grid_bias = False
     coordinate_range = 0
@@ -130,22 +130,22 @@ class PositionEncoding(torch.nn.Module):
         return x
 
     def embed_next(
-        self, x: Tensor, positions: Tensor, states: List[Tensor]
-    ) -> Tuple[Tensor, List[Tensor]]:
+        self, x: Tensor, positions: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """`embed` with the states of `embed_states`, whose next values it returns."""
         return self.embed(x, positions), states
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] to these shapes, `key_size` for D."""
         return q, k
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """q_positions [B,S], k_positions [B,T] to [B,H,S,T] float32 or None; padding is ignored."""
         return None
 
     def observe(
-        self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
-    ) -> List[Tensor]:
+        self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: list[Tensor]
+    ) -> list[Tensor]:
         """Return the next values of the states that `layer_states` declares, which `rescore`
         receives.
 
@@ -155,7 +155,7 @@ class PositionEncoding(torch.nn.Module):
         """
         return states
 
-    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: list[Tensor]) -> Tensor:
         """Compute the attention of rotated queries q [B,S,H,D], for encodings whose scores depend
         on content: [B,S,H*D].
         """
@@ -177,7 +177,7 @@ class PositionEncoding(torch.nn.Module):
         """
         return {}
 
-    def row_rules(self) -> List[str]:
+    def row_rules(self) -> list[str]:
         """Rules (shared/places.py) of the rows of tables that are read: by a token at position q
         with coordinates x0, x1 and so on, or by a query at q and a key at k. A proof shows that
         graphs read these rows at all positions.
@@ -211,11 +211,11 @@ class PositionEncoding(torch.nn.Module):
         """Initialise the token table [V, token_width] in place."""
         torch.nn.init.normal_(table, std=0.02)  # the standard deviation of GPT-2
 
-    def embed_states(self) -> List[StateSpec]:
+    def embed_states(self) -> list[StateSpec]:
         """States of `embed_next`."""
         return []
 
-    def layer_states(self) -> List[StateSpec]:
+    def layer_states(self) -> list[StateSpec]:
         """States of `observe` and `rescore`, in every layer."""
         return []
 
@@ -228,6 +228,6 @@ class PositionEncoding(torch.nn.Module):
         return self.oracle_class(self)
 
 
-def own_hooks(kind: type, *hooks: str) -> List[str]:
+def own_hooks(kind: type, *hooks: str) -> list[str]:
     """Return those of some hooks that a class of encodings overrides."""
     return [hook for hook in hooks if getattr(kind, hook) is not getattr(PositionEncoding, hook)]

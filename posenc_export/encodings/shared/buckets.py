@@ -4,7 +4,6 @@ T5, 2.1; borders as in its published code).
 
 import functools
 import math
-from typing import Dict, List
 
 import numpy as np
 import torch
@@ -42,7 +41,7 @@ def clipped(ahead: Tensor, max_distance: int, causal: bool) -> Tensor:
     return ahead.clamp(-max_distance, max_distance) + max_distance
 
 
-def row_rules(of_distance: Tensor, max_distance: int, causal: bool) -> List[str]:
+def row_rules(of_distance: Tensor, max_distance: int, causal: bool) -> list[str]:
     """Rules of the index that `clipped` gives, and of the bucket that it finds in `of_distance`."""
     if causal:
         return [f"min(max(q - k, 0), {max_distance})", counted("q - k", of_distance)]
@@ -60,7 +59,7 @@ def counted(distance: str, buckets: Tensor, begin: int = 0) -> str:
     return f"count({', '.join((distance, *borders))})"
 
 
-def bucket_edges(of_distance: Tensor, max_distance: int) -> Dict[str, int]:
+def bucket_edges(of_distance: Tensor, max_distance: int) -> dict[str, int]:
     """The distances at which the last bucket begins and distances are clipped."""
     one_side = of_distance[-max_distance - 1 :]
     border = int(one_side.ne(one_side[-1]).sum())

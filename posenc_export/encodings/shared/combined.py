@@ -1,6 +1,6 @@
 """Several encodings in one, such as rotation and temperature, or trained rows and a bias."""
 
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from posenc_export.shared.refusal import refusal
 SIZE = 64  # of a head, for which scales are compared
 
 
-def parts_of(encoding: PositionEncoding) -> List[PositionEncoding]:
+def parts_of(encoding: PositionEncoding) -> list[PositionEncoding]:
     """The parts of a combined encoding; another encoding itself."""
     return list(encoding.parts) if isinstance(encoding, Combined) else [encoding]
 
@@ -90,9 +90,9 @@ class Combined(PositionEncoding):
     """
 
     __jit_ignored_attributes__ = ["works_in"]  # TorchScript does not support its type
-    counts: List[int]
-    by_content: List[bool]
-    on_grid: List[bool]
+    counts: list[int]
+    by_content: list[bool]
+    on_grid: list[bool]
 
     def __init__(self, parts: Sequence[PositionEncoding]) -> None:
         super().__init__()
@@ -121,10 +121,10 @@ class Combined(PositionEncoding):
         self.by_content = [overrides(part, "rescore", "observe") for part in parts]
 
     def embed_next(
-        self, x: Tensor, positions: Tensor, states: List[Tensor]
-    ) -> Tuple[Tensor, List[Tensor]]:
+        self, x: Tensor, positions: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """`embed_next` of every part, with its states."""
-        present: List[Tensor] = []
+        present: list[Tensor] = []
         first = 0
         for index, part in enumerate(self.parts):
             end, places = first + self.counts[index], positions
@@ -134,15 +134,15 @@ class Combined(PositionEncoding):
             present, first = present + next_states, end
         return x, present
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """`rotate` of every part."""
         for part in self.parts:
             q, k = part.rotate(q, k, positions)
         return q, k
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """The sum of the biases of the parts; None if all are None."""
-        total: Optional[Tensor] = None
+        total: Tensor | None = None
         for part in self.parts:
             bias = part.bias(q_positions, k_positions)
             if bias is not None:
@@ -150,17 +150,17 @@ class Combined(PositionEncoding):
         return total
 
     def observe(
-        self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
-    ) -> List[Tensor]:
+        self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: list[Tensor]
+    ) -> list[Tensor]:
         """`observe` of the part that reads content, the only one with layer states."""
         for index, part in enumerate(self.parts):
             if self.by_content[index]:
                 states = part.observe(x, k, positions, write_index, states)
         return states
 
-    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: list[Tensor]) -> Tensor:
         """`rescore` of the part that computes scores from content, or plain attention."""
-        y: Optional[Tensor] = None
+        y: Tensor | None = None
         for index, part in enumerate(self.parts):
             if self.by_content[index]:
                 y = part.rescore(q, seen, scale, states)
@@ -185,17 +185,17 @@ class Combined(PositionEncoding):
         """Initialise the token table as the first part does."""
         self.parts[0].initialise_tokens(table)
 
-    def embed_states(self) -> List[StateSpec]:
+    def embed_states(self) -> list[StateSpec]:
         return [state for part in self.parts for state in part.embed_states()]
 
-    def row_rules(self) -> List[str]:
+    def row_rules(self) -> list[str]:
         return [rule for part in self.parts for rule in part.row_rules()]
 
     def bias_rule(self) -> str:
         biases = [part for part in self.parts if overrides(part, "bias")]
         return biases[0].bias_rule() if len(biases) == 1 else ""
 
-    def layer_states(self) -> List[StateSpec]:
+    def layer_states(self) -> list[StateSpec]:
         return [state for part in self.parts for state in part.layer_states()]
 
     def score_scale(self, head_size: int) -> float:
@@ -205,7 +205,7 @@ class Combined(PositionEncoding):
 class CombinedOracle(Oracle, of=Combined):
     def __init__(self, encoding: Combined) -> None:
         super().__init__(encoding)
-        self.parts: List[Oracle] = [part.oracle() for part in encoding.parts]
+        self.parts: list[Oracle] = [part.oracle() for part in encoding.parts]
 
     def _overriding(self, hook: str) -> Oracle:
         return next((part for part in self.parts if part.overrides(hook)), self.parts[0])

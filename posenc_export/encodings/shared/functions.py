@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from typing import Any, Callable, ClassVar, Iterator, Optional, Tuple, Type
+from typing import Any, Callable, ClassVar, Iterator
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ ROUNDED = 2.0**-50  # relative error of angles in float64: a product of three ro
 ALLOWED = (torch.float64, torch.int64, torch.bool)
 
 
-def bias(function: Function) -> Type[PositionEncoding]:
+def bias(function: Function) -> type[PositionEncoding]:
     """Make an encoding that adds function(head, query, key) to scores.
 
     Args:
@@ -36,7 +36,7 @@ def bias(function: Function) -> Type[PositionEncoding]:
     return _named(FunctionBias, function)
 
 
-def rotation(function: Function) -> Type[PositionEncoding]:
+def rotation(function: Function) -> type[PositionEncoding]:
     """Make an encoding that rotates pair number `pair` of queries and keys by the angle
     function(pair, position).
 
@@ -78,7 +78,7 @@ class FunctionBias(PositionEncoding):
         self.whole = len(shape) == 4 and shape[0] == 2 and shape[2:] == (3, 4)
         self.traced = _traced(self.function, example, type(self))
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """q_positions [B,S], k_positions [B,T] int64 to [B,1 or H,S,T] float32."""
         query, key = q_positions.unsqueeze(1).unsqueeze(3), k_positions.unsqueeze(1).unsqueeze(2)
         if torch.jit.is_scripting():  # which may not compile the function
@@ -122,7 +122,7 @@ class FunctionRotation(Rotation):
         self.linear = np.allclose(angles, multiples, rtol=ROUNDED, atol=0.0)
         self.tabulate(angles)
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
         cos, sin = self.cos.rows, self.sin.rows
         return ops.rotate_both(q, k, positions, cos, sin, self.interleaved, self.linear)
@@ -156,7 +156,7 @@ def float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _named(base: Type[PositionEncoding], function: Function) -> Type[PositionEncoding]:
+def _named(base: type[PositionEncoding], function: Function) -> type[PositionEncoding]:
     """Make a subclass with the name, module and documentation of the function."""
     if not callable(function):
         rule = "a function of positions"
@@ -171,7 +171,7 @@ def _named(base: Type[PositionEncoding], function: Function) -> Type[PositionEnc
     return type(name, (base,), attributes)
 
 
-def _tensor(result: Any, cls: Type[PositionEncoding]) -> Tensor:
+def _tensor(result: Any, cls: type[PositionEncoding]) -> Tensor:
     if not isinstance(result, Tensor):
         rule = "a function that returns a tensor"
         remedy = "use torch operations on its arguments"
@@ -179,7 +179,7 @@ def _tensor(result: Any, cls: Type[PositionEncoding]) -> Tensor:
     return result
 
 
-def _double(result: Any, cls: Type[PositionEncoding]) -> Tensor:
+def _double(result: Any, cls: type[PositionEncoding]) -> Tensor:
     """The result of a function as float64; refused if it was computed in a lower precision."""
     tensor = _tensor(result, cls)
     if tensor.dtype not in ALLOWED:
@@ -190,7 +190,7 @@ def _double(result: Any, cls: Type[PositionEncoding]) -> Tensor:
     return tensor.to(torch.float64)
 
 
-def _broadcasts(shape: Tuple[int, ...], wanted: Tuple[int, ...]) -> bool:
+def _broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     """Whether a shape broadcasts to `wanted` exactly, without enlarging it."""
     pairs = zip(shape[::-1], wanted[::-1], strict=False)
     return len(shape) <= len(wanted) and all(size in (1, most) for size, most in pairs)
@@ -206,7 +206,7 @@ class _Called(torch.nn.Module):
 
 
 def _traced(
-    function: Function, example: Tuple[Tensor, ...], cls: Type[PositionEncoding]
+    function: Function, example: tuple[Tensor, ...], cls: type[PositionEncoding]
 ) -> torch.nn.Module:
     """Trace a function, for TorchScript."""
     with warnings.catch_warnings(record=True) as raised:

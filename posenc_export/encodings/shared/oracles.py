@@ -1,7 +1,7 @@
 """Oracles: what encodings are compared with, in float64, one entry at a time."""
 
 import math
-from typing import Any, Callable, Dict, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from posenc_export.shared.refusal import refusal
 Rows = Callable[[np.ndarray], np.ndarray]
 
 
-class Weights(Dict[str, np.ndarray]):
+class Weights(dict[str, np.ndarray]):
     """Trained numbers of an encoding by name, float64.
 
     Args:
@@ -57,7 +57,7 @@ class Oracle:
 
     def __init__(self, encoding: Any = None) -> None:
         self.encoding = encoding
-        self.weights: Dict[str, np.ndarray] = Weights(encoding)
+        self.weights: dict[str, np.ndarray] = Weights(encoding)
 
     def overrides(self, *names: str) -> bool:
         """Return whether the class overrides one of these methods."""

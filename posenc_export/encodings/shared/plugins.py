@@ -6,14 +6,14 @@ import re
 import sys
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple, Type
+from typing import Any, Iterator, Mapping
 
 from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.shared.refusal import refusal, short_repr
 
 GROUP = "posenc_export.encodings"
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
-Encodings = Mapping[str, Type[PositionEncoding]]
+Encodings = Mapping[str, type[PositionEncoding]]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Known(Encodings):
 
     def __init__(self, built_in: Encodings) -> None:
         self.built_in = built_in
-        self.registered: Dict[str, Type[PositionEncoding]] = {}
+        self.registered: dict[str, type[PositionEncoding]] = {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys((*self.built_in, *self.registered, *sorted(_offered()))))
@@ -46,7 +46,7 @@ class Known(Encodings):
     def __contains__(self, name: object) -> bool:
         return name in self.built_in or name in self.registered or name in _offered()
 
-    def __getitem__(self, name: str) -> Type[PositionEncoding]:
+    def __getitem__(self, name: str) -> type[PositionEncoding]:
         """Return the class, after import for an entry point. A built-in encoding takes precedence,
         because presets and checkpoints refer to it by name. ValueError: two packages offer the
         name, or an entry point cannot be imported or is not an encoding; KeyError: unknown name.
@@ -71,7 +71,7 @@ class Known(Encodings):
             got = f"one from each of {' and '.join(first + others)}"
             raise refusal(f"encoding {name}", "one encoding of that name", got, remedy)
 
-    def add(self, name: str, cls: Type[PositionEncoding]) -> None:
+    def add(self, name: str, cls: type[PositionEncoding]) -> None:
         """Register an encoding, see `encodings.register`."""
         where = f"register {short_repr(name)}"
         if not isinstance(name, str) or not NAME.match(name):
@@ -89,7 +89,7 @@ class Known(Encodings):
             raise refusal(where, "an unused name", got, "choose another name")
         self.registered[name] = cls
 
-    def origin(self, name: str) -> Optional[Package]:
+    def origin(self, name: str) -> Package | None:
         """Return the package that an encoding comes from; None for a built-in encoding."""
         if name in self.built_in:
             return None
@@ -129,36 +129,36 @@ def check_class(where: str, cls: Any) -> None:
             raise refusal(where, "parameters with names and types", repr(str(parameter)), remedy)
 
 
-def modules() -> Set[str]:
+def modules() -> set[str]:
     """Return the names of imported modules outside this package that define encodings."""
-    classes: List[Type[PositionEncoding]] = [PositionEncoding]
+    classes: list[type[PositionEncoding]] = [PositionEncoding]
     for cls in classes:  # the list grows until it has every subclass
         classes += cls.__subclasses__()
     own = GROUP.partition(".")[0]
     return {cls.__module__ for cls in classes if cls.__module__.partition(".")[0] != own}
 
 
-def _offered() -> Dict[str, Tuple[metadata.EntryPoint, ...]]:
+def _offered() -> dict[str, tuple[metadata.EntryPoint, ...]]:
     return _offered_on(tuple(sys.path))
 
 
 @functools.lru_cache(maxsize=4)
-def _offered_on(_: Tuple[str, ...]) -> Dict[str, Tuple[metadata.EntryPoint, ...]]:
+def _offered_on(_: tuple[str, ...]) -> dict[str, tuple[metadata.EntryPoint, ...]]:
     """Entry points of installed packages by name, cached by the value of sys.path."""
-    points: Dict[str, Tuple[metadata.EntryPoint, ...]] = {}
+    points: dict[str, tuple[metadata.EntryPoint, ...]] = {}
     for point in metadata.entry_points(group=GROUP):
         points[point.name] = (*points.get(point.name, ()), point)
     return points
 
 
 @functools.lru_cache(maxsize=4)
-def _owners(_: Tuple[str, ...]) -> Mapping[str, List[str]]:
+def _owners(_: tuple[str, ...]) -> Mapping[str, list[str]]:
     """Distributions of each top-level module; reads all lists of files, once for a sys.path."""
     return metadata.packages_distributions()
 
 
-@functools.lru_cache(maxsize=None)
-def _loaded(point: metadata.EntryPoint) -> Type[PositionEncoding]:
+@functools.cache
+def _loaded(point: metadata.EntryPoint) -> type[PositionEncoding]:
     where = f"encoding {point.name}"
     described = f"entry point {point.name} = {point.value} of {_package(point)}"
     try:
@@ -182,6 +182,6 @@ def _package(point: metadata.EntryPoint) -> Package:
     return Package(point.dist.name, point.dist.version)
 
 
-def _place(cls: Type[PositionEncoding]) -> str:
+def _place(cls: type[PositionEncoding]) -> str:
     """Module and name of a class, as an entry point refers to it."""
     return f"{cls.__module__}:{cls.__qualname__}"

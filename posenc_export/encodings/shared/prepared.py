@@ -1,6 +1,6 @@
 """Tables that are computed from trained weights, again after weights have changed."""
 
-from typing import Any, Iterator, List, Self, Sequence, Tuple
+from typing import Any, Iterator, Self, Sequence
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ class Prepared(PositionEncoding):
         self.to(next(self.parameters()).device)
         self.prepared = self.versions()
 
-    def versions(self) -> List[int]:
+    def versions(self) -> list[int]:
         """Return the version counters of parameters, which grow when they are modified."""
         return [parameter._version for parameter in self.parameters()]
 
@@ -72,7 +72,7 @@ class Trajectory(Prepared):
         self.count = geometry.max_positions
         self.first = torch.nn.Parameter(torch.randn(geometry.width))
 
-    def weights(self) -> Tuple[Tensor, ...]:
+    def weights(self) -> tuple[Tensor, ...]:
         """Return p_0 and the other weights, which `rows` takes."""
         raise NotImplementedError
 

@@ -3,7 +3,7 @@ several coordinates, times a frequency, from tables.
 """
 
 import math
-from typing import Any, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Literal, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from posenc_export.shared.refusal import refusal
 
 Layout = Literal["half", "interleaved"]
 COS_SIN = ("cos", "sin")
-Place = Union[int, Sequence[int]]  # the position of a token, or its coordinates
+Place = int | Sequence[int]  # the position of a token, or its coordinates
 
 
 class Rotation(PositionEncoding):
@@ -41,7 +41,7 @@ class Rotation(PositionEncoding):
     theta: float
 
     def __init__(
-        self, geometry: Geometry, layout: Layout, rotary: Optional[int] = None, least: int = 2
+        self, geometry: Geometry, layout: Layout, rotary: int | None = None, least: int = 2
     ) -> None:
         super().__init__()
         self.size = geometry.head_size if rotary is None else rotary
@@ -68,7 +68,7 @@ class Rotation(PositionEncoding):
 
         return waves_of(angles, self.magnitude)
 
-    def tabulate(self, numbers: Optional[np.ndarray] = None) -> None:
+    def tabulate(self, numbers: np.ndarray | None = None) -> None:
         """Compute cos and sin for numbers n_k [max_positions,r/2] float64, or for positions.
         ValueError: a magnitude that is not above 0 and finite.
         """
@@ -86,7 +86,7 @@ class Rotation(PositionEncoding):
 class Rotary(Rotation):
     """Pairs rotated by p w_k and scaled by a magnitude; arguments as for Rotation."""
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
         cos, sin = self.cos.rows, self.sin.rows
         return ops.rotate_both(q, k, positions, cos, sin, self.interleaved)
@@ -100,16 +100,16 @@ class RotaryGrid(Rotation):
     """
 
     axes = 2
-    axis_of_pair: List[int]
+    axis_of_pair: list[int]
 
-    def tabulate(self, numbers: Optional[np.ndarray] = None) -> None:
+    def tabulate(self, numbers: np.ndarray | None = None) -> None:
         super().tabulate(numbers)
         of_pair = torch.tensor(self.axis_of_pair)
         self.of_axis: Tensor
         of_axis = of_pair == torch.arange(int(of_pair.max()) + 1)[:, None]
         self.register_buffer("of_axis", of_axis, persistent=False)  # [axes,r/2]
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], coordinates [axes,B,S] int64 to the same shapes and dtypes."""
         cos, sin = self.select_axes(self.cos(positions)), self.select_axes(self.sin(positions))
         turned_q = ops.apply_rotation(q, cos, sin, self.interleaved)
@@ -147,7 +147,7 @@ class RotationOracle(Oracle, of=Rotation):
 
 def waves_of(
     angles: Rows, magnitude: float = 1.0, names: Sequence[str] = COS_SIN
-) -> Dict[str, Rows]:
+) -> dict[str, Rows]:
     """Formulas of tables of cosines and sines of angles, a function of positions."""
     cos, sin = names
     return {

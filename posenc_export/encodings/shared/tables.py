@@ -1,7 +1,7 @@
 """Numbers that keep float32 in a cast: tables computed in float64, and trained factors."""
 
 from dataclasses import dataclass
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Sequence
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ class TwoLevels:
     coarse: np.ndarray
     fine: np.ndarray
 
-    def rows(self, count: int) -> Tuple[np.ndarray, np.ndarray]:
+    def rows(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return cosines and sines [count,n] float64."""
         cos, sin = np.split(self.coarse[:, None], 2, axis=2)
         of_fine = np.split(self.fine, 2, axis=1)
@@ -59,7 +59,7 @@ class Table(Float32):
     rows: Tensor
 
     def __init__(
-        self, rows: np.ndarray, levels: Optional[TwoLevels] = None, sines: bool = False
+        self, rows: np.ndarray, levels: TwoLevels | None = None, sines: bool = False
     ) -> None:
         super().__init__()
         self.levels, self.sines = levels, sines
@@ -77,7 +77,7 @@ class Table(Float32):
 
 def wave_tables(
     frequencies: Sequence[float], count: int, magnitude: float = 1.0
-) -> Tuple[Table, Table]:
+) -> tuple[Table, Table]:
     """Tables of cosines and sines of p w_k times a magnitude, at positions p = 0 .. count - 1.
 
     Args:
@@ -100,12 +100,12 @@ def wave_tables(
     return Table(cosines, levels), Table(sines, levels, sines=True)
 
 
-def levels_of(module: torch.nn.Module) -> Dict[str, Tuple[str, Table]]:
+def levels_of(module: torch.nn.Module) -> dict[str, tuple[str, Table]]:
     """Return the tables in two levels of a module by the name of the buffer of their rows, each
     with the name that begins those of its two constants, which cosines and sines share.
     """
-    names: Dict[TwoLevels, str] = {}
-    levels: Dict[str, Tuple[str, Table]] = {}
+    names: dict[TwoLevels, str] = {}
+    levels: dict[str, tuple[str, Table]] = {}
     for name, part in module.named_modules(remove_duplicate=False):
         if isinstance(part, Table) and part.levels is not None:
             levels[f"{name}.rows"] = names.setdefault(part.levels, name), part

@@ -1,7 +1,6 @@
 """Offsets of two tokens in a window (Liu et al. 2021, Swin Transformer, 3.2)."""
 
 import math
-from typing import List, Tuple
 
 import torch
 from torch import Tensor
@@ -10,7 +9,7 @@ from posenc_export.encodings.shared.base import Geometry
 from posenc_export.shared.refusal import refusal
 
 
-def window_of(name: str, geometry: Geometry, rows: int, columns: int) -> Tuple[int, int]:
+def window_of(name: str, geometry: Geometry, rows: int, columns: int) -> tuple[int, int]:
     """Rows and columns of a window; each 0 is replaced by the side of the smallest square that
     holds max_positions. ValueError: a window that does not hold max_positions.
     """
@@ -23,7 +22,7 @@ def window_of(name: str, geometry: Geometry, rows: int, columns: int) -> Tuple[i
 
 def offsets(
     q_positions: Tensor, k_positions: Tensor, rows: int, columns: int
-) -> Tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """q_positions [B,S], k_positions [B,T] int64 to offsets in rows and in columns, query less key,
     each [B,S,T] int64 and counted from 0.
 
@@ -42,7 +41,7 @@ def offset_index(q_positions: Tensor, k_positions: Tensor, rows: int, columns: i
     return (down * (2 * columns - 1) + right).clamp(0, (2 * rows - 1) * (2 * columns - 1) - 1)
 
 
-def offset_rules(rows: int, columns: int) -> List[str]:
+def offset_rules(rows: int, columns: int) -> list[str]:
     """What `offsets` gives, as rules of positions."""
     down, right = f"q // {columns} - k // {columns}", f"q % {columns} - k % {columns}"
     return [f"{down} + {rows - 1}", f"{right} + {columns - 1}"]

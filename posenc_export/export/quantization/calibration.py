@@ -8,19 +8,7 @@ sqrt(largest input / largest weight), outliers of inputs and of weights are shar
 powers of 2, so that no number is rounded.
 """
 
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -72,7 +60,7 @@ class RoundedWeights(NamedTuple):
     units: Sequence[Tensor]  # those of linear layers that read the units of an MLP
 
     @property
-    def uses(self) -> List[Use]:
+    def uses(self) -> list[Use]:
         """The uses of all weights but those of experts."""
         linear = [Use(weight, True) for weight in self.linear.values()]
         return linear + [Use(weight, False) for weight in self.tables]
@@ -90,7 +78,7 @@ def weights_of(model: Model) -> RoundedWeights:
     return RoundedWeights(plain, [*tables.values()], [], [part.down.weight for part in mlps])
 
 
-def with_same_input(model: Model) -> Dict[str, str]:
+def with_same_input(model: Model) -> dict[str, str]:
     """Return the name of the first linear layer that reads the same value, for those after it."""
     if isinstance(model, ReadModule):
         same = model.products.with_same_input()
@@ -102,7 +90,7 @@ def with_same_input(model: Model) -> Dict[str, str]:
     return {f"{name}.up": f"{name}.gate" for name in gated}
 
 
-def _weights(model: Model, kind: Any) -> Dict[str, Any]:
+def _weights(model: Model, kind: Any) -> dict[str, Any]:
     """Return the weights of modules of a class by name, without encodings, which stay float32."""
     encodings = [part for part in model.modules() if isinstance(part, PositionEncoding)]
     inside = {part for encoding in encodings for part in encoding.modules()}
@@ -117,7 +105,7 @@ class Watching(TorchFunctionMode):
         watchers: pairs of the use of a weight, and the function that its calls go through.
     """
 
-    def __init__(self, watchers: Iterable[Tuple[Use, Watcher]]) -> None:
+    def __init__(self, watchers: Iterable[tuple[Use, Watcher]]) -> None:
         super().__init__()
         self._watchers = {(id(use.weight), use.linear): one for use, one in watchers}
 
@@ -126,7 +114,7 @@ class Watching(TorchFunctionMode):
         function: Any,
         types: Any,
         args: Sequence[Any] = (),
-        kwargs: Optional[Dict[str, Any]] = None,
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         named = kwargs or {}
         if function in LINEAR or function in TABLE:
@@ -140,7 +128,7 @@ class Watching(TorchFunctionMode):
         return function(*args, **named)
 
 
-def moments(model: Model, sample: Sample, say: Progress = silent) -> Iterator[Dict[str, Tensor]]:
+def moments(model: Model, sample: Sample, say: Progress = silent) -> Iterator[dict[str, Tensor]]:
     """Yield the mean of x x' [K,K] float64 of each layer's inputs x; a pass per group of MEMORY."""
     layers, same = weights_of(model).linear, with_same_input(model)
     for group in _groups({name: part for name, part in layers.items() if name not in same}):
@@ -155,9 +143,9 @@ def moments(model: Model, sample: Sample, say: Progress = silent) -> Iterator[Di
         del sums  # before those of the next group are allocated
 
 
-def _groups(layers: Mapping[str, Tensor]) -> Iterator[Dict[str, Tensor]]:
+def _groups(layers: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """Yield groups of layers whose moments take at most MEMORY, or single layers."""
-    group: Dict[str, Tensor] = {}
+    group: dict[str, Tensor] = {}
     for name, weight in layers.items():
         if group and 8 * sum(other.size(1) ** 2 for other in (*group.values(), weight)) > MEMORY:
             yield group
@@ -180,7 +168,7 @@ def _add_to(total: Tensor, rows: Tensor) -> None:
     total.add_(rows.T @ rows)
 
 
-def cache_scales(model: Model, sample: Sample, say: Progress = silent) -> Dict[str, np.ndarray]:
+def cache_scales(model: Model, sample: Sample, say: Progress = silent) -> dict[str, np.ndarray]:
     """Return scales [K,D] float32 of the channels of cached keys and values, by name of the state.
     The largest code is HEADROOM times the largest value in the sample.
 
@@ -190,7 +178,7 @@ def cache_scales(model: Model, sample: Sample, say: Progress = silent) -> Dict[s
     module, manifest = eager(model)
     names = [state.past for state in manifest.states]
     cached = {state.past for state in keys_and_values(manifest)}
-    largest: Dict[str, Tensor] = {}
+    largest: dict[str, Tensor] = {}
 
     def record(_: torch.nn.Module, __: Any, outputs: Any) -> None:
         present = outputs[-1]
@@ -216,9 +204,9 @@ def run(
     sample: Sample,
     say: Progress,
     what: str,
-    starts: Optional[Sequence[int]] = None,
+    starts: Sequence[int] | None = None,
     head: bool = False,
-    module: Optional[torch.nn.Module] = None,
+    module: torch.nn.Module | None = None,
 ) -> None:
     """Run the model on every window.
 
@@ -244,8 +232,8 @@ def run(
 class Group(NamedTuple):
     """The weights [K] of a norm, and those [N,K] of the linear layers that alone read it."""
 
-    factors: List[Tensor]
-    readers: List[Tensor]
+    factors: list[Tensor]
+    readers: list[Tensor]
 
 
 def smoothed(model: Model, sample: Sample, say: Progress = silent) -> Model:
@@ -267,12 +255,12 @@ def smoothed(model: Model, sample: Sample, say: Progress = silent) -> Model:
     return copied
 
 
-def _scaled_weights(model: Model) -> List[int]:
+def _scaled_weights(model: Model) -> list[int]:
     """Return the ids of all weights that are scaled."""
     return [id(weight) for group in _norms(model) for part in group for weight in part]
 
 
-def _largest(model: Model, sample: Sample, say: Progress) -> List[Tensor]:
+def _largest(model: Model, sample: Sample, say: Progress) -> list[Tensor]:
     """Return the largest magnitude [K] of each channel of what each group reads."""
     first = [group.readers[0] for group in _norms(model)]
     largest = [torch.zeros(weight.size(1)) for weight in first]
@@ -292,7 +280,7 @@ def _norms(model: Model) -> Iterator[Group]:
     """Yield norms with a weight whose output only linear layers read, with these layers."""
     if isinstance(model, ReadModule):
         for found in model.products.scaled():
-            named: List[List[Tensor]] = [[*model.by_name(names).values()] for names in found]
+            named: list[list[Tensor]] = [[*model.by_name(names).values()] for names in found]
             if [*map(len, named)] == [*map(len, found)]:  # all of them are weights of the calls
                 yield Group(*named)
         return
@@ -305,7 +293,7 @@ def _norms(model: Model) -> Iterator[Group]:
             yield from _group(residual.mlp_norm, read)
 
 
-def _group(norm: torch.nn.Module, linears: List[torch.nn.Linear]) -> Iterator[Group]:
+def _group(norm: torch.nn.Module, linears: list[torch.nn.Linear]) -> Iterator[Group]:
     if isinstance(norm, (RMSNorm, LayerNorm)):
         bias = getattr(norm, "bias", None)
         yield Group([norm.weight, *([] if bias is None else [bias])], [of.weight for of in linears])

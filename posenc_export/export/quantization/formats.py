@@ -1,7 +1,6 @@
 """Formats of quantized weights by name, and the grids of each."""
 
 from dataclasses import dataclass
-from typing import Dict, Optional
 
 from posenc_export.export.quantization.grid import Grid
 
@@ -17,7 +16,7 @@ class Format:
     tables: Grid  # grid of token tables, and of a head tied to one
     # Grid of linear layers that read the units of an MLP, which have larger outliers than outputs
     # of norms; None for that of others.
-    downs: Optional[Grid] = None
+    downs: Grid | None = None
 
     @property
     def calibrated(self) -> bool:
@@ -37,7 +36,7 @@ class Format:
 
 KEEP = "keep"  # the blocks of a GGUF file (rounding.kept)
 MIXED = "mixed"  # a format of FORMATS for each weight (mixed.py)
-FORMATS: Dict[str, Format] = {
+FORMATS: dict[str, Format] = {
     "int8": Format(Grid(8, None), Grid(8, 32), downs=Grid(8, 32)),
     "int8-32": Format(Grid(8, 32), Grid(8, 32)),
     "int4": Format(Grid(4, 32, zeros=True), Grid(4, 32, zeros=True)),

@@ -5,7 +5,7 @@ one after the other, and the error of each is compensated in those not rounded y
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -94,7 +94,7 @@ class Codes:
     codes: np.ndarray
     scales: np.ndarray  # [...,N,blocks] float32, of either sign
     inputs: int  # number of inputs K
-    offsets: Optional[np.ndarray] = None  # as scales; None for 0
+    offsets: np.ndarray | None = None  # as scales; None for 0
 
     @property
     def weight(self) -> np.ndarray:
@@ -104,7 +104,7 @@ class Codes:
             numbers += self.offsets[..., None]
         return numbers.reshape(*self.scales.shape[:-1], -1)[..., : self.inputs]
 
-    def zeros(self, bits: int) -> Optional[np.ndarray]:
+    def zeros(self, bits: int) -> np.ndarray | None:
         """Return zero points [N,blocks] int8 that are equal to the offsets, or None."""
         if self.offsets is None:
             return None
@@ -153,7 +153,7 @@ class Grid:
     """
 
     bits: int  # bits per code, 4 or 8
-    block: Optional[int]  # number of inputs that share a scale; None for all inputs
+    block: int | None  # number of inputs that share a scale; None for all inputs
     zeros: bool = False  # each block has a zero point, which is one of the codes
 
     def rounded(self, weight: np.ndarray) -> Codes:
@@ -171,11 +171,11 @@ class Grid:
         """
         return self._in_parts(weight, order_of(moments))
 
-    def _in_parts(self, weight: np.ndarray, order: Optional[Order]) -> Codes:
+    def _in_parts(self, weight: np.ndarray, order: Order | None) -> Codes:
         parts = [weight[first : first + ROWS] for first in range(0, len(weight), ROWS)]
         return Codes.joined([self._part(part, order) for part in parts])
 
-    def _part(self, weight: np.ndarray, order: Optional[Order]) -> Codes:
+    def _part(self, weight: np.ndarray, order: Order | None) -> Codes:
         blocks, inputs = self._blocks(weight), weight.shape[1]
         squares = np.ones(inputs) if order is None else order.sizes.numpy()
         sizes = self._blocks(squares.astype(np.float32)[None])
@@ -196,7 +196,7 @@ class Grid:
 
     def _in_cache(
         self, blocks: np.ndarray, sizes: np.ndarray, nearest: bool
-    ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return codes of few blocks (none if not wanted), and the best scales and zeros."""
         scales, zeros = self._best(blocks, sizes)
         codes = self._nearest(blocks, scales, zeros) if nearest else blocks[:0]
@@ -207,7 +207,7 @@ class Grid:
         """Half the number of codes."""
         return 1 << (self.bits - 1)
 
-    def _best(self, blocks: np.ndarray, sizes: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    def _best(self, blocks: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return scale and zero point of each block [N,blocks] with the smallest squared error of
         those that are tried, with mean squares of inputs [1,blocks,block].
         """
@@ -230,9 +230,9 @@ class Grid:
         self,
         blocks: np.ndarray,
         sizes: np.ndarray,
-        best: Tuple[np.ndarray, np.ndarray],
+        best: tuple[np.ndarray, np.ndarray],
         error: np.ndarray,
-        other: Tuple[np.ndarray, np.ndarray],
+        other: tuple[np.ndarray, np.ndarray],
     ) -> Any:
         """Return for each block the better one of two scales and zero points, and its error."""
         errors = self._error(blocks, sizes, *other)
@@ -270,7 +270,7 @@ class Grid:
         padded[:, : weight.shape[1]] = weight
         return padded.reshape(len(weight), count, block)
 
-    def _ends(self, blocks: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    def _ends(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers [N,blocks] that the codes of each block have to reach: its smallest
         and largest with zero points, or else twice that of the largest magnitude.
         """
@@ -281,8 +281,8 @@ class Grid:
         return largest, largest
 
     def _fitting(
-        self, ends: Tuple[np.ndarray, np.ndarray], factor: float
-    ) -> Tuple[np.ndarray, np.ndarray]:
+        self, ends: tuple[np.ndarray, np.ndarray], factor: float
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return scales and zero points [N,blocks] for the ends of blocks: with factor 1, the grid
         just covers each block.
         """
@@ -303,7 +303,7 @@ class Grid:
         return np.clip(codes, -self.half, self.half - 1, out=codes)
 
 
-OnGrid = Tuple[Grid, Codes]
+OnGrid = tuple[Grid, Codes]
 
 
 def packed_codes(codes: np.ndarray, grid: Grid) -> np.ndarray:

@@ -7,7 +7,7 @@ for outputs (Martens and Grosse 2015, K-FAC, both factors diagonal).
 """
 
 from contextlib import ExitStack
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -94,8 +94,8 @@ def check_written(manifest: Manifest, size: float) -> None:
 
 
 def formats_within(
-    model: Model, sample: Optional[Sample], size: float, say: Progress = silent
-) -> Dict[str, str]:
+    model: Model, sample: Sample | None, size: float, say: Progress = silent
+) -> dict[str, str]:
     """Return the format of each weight, a key of FORMATS, by name of the parameter. size: most
     megabytes (10^6 bytes) of graph and weights. ValueError: no decoder of text without experts; no
     calibration data; no choice of formats is that small: the message has the smallest size.
@@ -114,7 +114,7 @@ def formats_within(
     return {name: choice.format for name, choice in zip(choices, chosen, strict=True)}
 
 
-def _unrounded(model: Model, readers: Mapping[str, List[Use]], size: float) -> int:
+def _unrounded(model: Model, readers: Mapping[str, list[Use]], size: float) -> int:
     """Return the bytes of what is not rounded. ValueError: as formats_within."""
     rounded_weights = {id(parts[0].weight) for parts in readers.values()}
     tables_of = levels_of(model)
@@ -136,12 +136,12 @@ def _unrounded(model: Model, readers: Mapping[str, List[Use]], size: float) -> i
     return rest
 
 
-def _readers(model: Model) -> Dict[str, List[Use]]:
+def _readers(model: Model) -> dict[str, list[Use]]:
     """Return the uses of each rounded weight, by name of the parameter. Linear layers that share a
     weight are one use.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    readers: Dict[str, List[Use]] = {}
+    readers: dict[str, list[Use]] = {}
     for use in weights_of(model).uses:
         others = readers.setdefault(names[id(use.weight)], [])
         others += [use] * all(other.linear != use.linear for other in others)
@@ -149,8 +149,8 @@ def _readers(model: Model) -> Dict[str, List[Use]]:
 
 
 def _measured(
-    model: Model, sample: Sample, readers: Mapping[str, List[Use]], say: Progress = silent
-) -> Dict[str, List[Tuple[Use, Sensitivity]]]:
+    model: Model, sample: Sample, readers: Mapping[str, list[Use]], say: Progress = silent
+) -> dict[str, list[tuple[Use, Sensitivity]]]:
     """Return the sensitivity of each use on the first windows of a sample."""
     sensitivities = {
         name: [(use, Sensitivity(use)) for use in read] for name, read in readers.items()
@@ -174,7 +174,7 @@ def _measured(
     return sensitivities
 
 
-def _choices(parts: Sequence[Tuple[Use, Sensitivity]]) -> List[Choice]:
+def _choices(parts: Sequence[tuple[Use, Sensitivity]]) -> list[Choice]:
     """Return the choices for a weight by size, without those that gain least per byte."""
     weight = parts[0][0].weight.detach()
     rows = torch.arange(0, len(weight), max(len(weight) // ROWS, 1))
@@ -185,7 +185,7 @@ def _choices(parts: Sequence[Tuple[Use, Sensitivity]]) -> List[Choice]:
         errors = torch.from_numpy(grid.rounded(sampled).weight - sampled)
         loss = sum(sensitivity.loss(errors, rows) for _, sensitivity in parts)
         choices.append(Choice(name, _stored(grid, weight.shape, table), loss))
-    kept: List[Choice] = []
+    kept: list[Choice] = []
     for choice in choices:
         if not kept or choice.loss < kept[-1].loss:
             while kept and kept[-1].bytes >= choice.bytes:  # blocks may be longer than a row
@@ -201,7 +201,7 @@ def _gain(coarse: Choice, fine: Choice) -> float:
     return (coarse.loss - fine.loss) / (fine.bytes - coarse.bytes)
 
 
-def _within(choices: Sequence[Sequence[Choice]], most: int) -> List[Choice]:
+def _within(choices: Sequence[Sequence[Choice]], most: int) -> list[Choice]:
     """Return a choice for each weight, of at most `most` bytes together; best steps come first."""
     chosen, left = [0] * len(choices), most - sum(options[0].bytes for options in choices)
     steps = [

@@ -4,7 +4,7 @@ quantized checkpoint has.
 
 import itertools
 from dataclasses import replace
-from typing import Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Tuple
+from typing import Iterable, Iterator, Mapping, NamedTuple
 
 import numpy as np
 import torch
@@ -37,14 +37,14 @@ class Rounded(NamedTuple):
     """A model with rounded weights, and grid and codes by parameter; tied weights as the table."""
 
     model: Model
-    weights: Dict[str, OnGrid]
+    weights: dict[str, OnGrid]
 
 
 def rounded(
     model: Model,
     weights: str,
     moments: Iterable[Mapping[str, torch.Tensor]] = (),
-    formats: Optional[Mapping[str, str]] = None,
+    formats: Mapping[str, str] | None = None,
     keep: Keep = in_memory,
     say: Progress = silent,
 ) -> Rounded:
@@ -73,7 +73,7 @@ def rounded(
     read_by = {layer: names[id(weight)] for layer, weight in weights_of(copied).linear.items()}
     remaining = {names[id(weight)]: (weight, grid) for weight, grid in _grids(copied, kind)}
     order, on_grid = list(remaining), {}
-    steps: Optional[Steps] = None
+    steps: Steps | None = None
     for group in itertools.chain(moments, [{}]):
         # Begun here, so that the time left does not count that of measuring the first moments.
         steps = steps or Steps(say, f"rounding to {weights}", len(order), "weights")
@@ -101,7 +101,7 @@ def parameter_of(codes: Codes, keep: Keep, requires_grad: bool = False) -> torch
     return torch.nn.Parameter(torch.from_numpy(keep(numbers)), requires_grad)
 
 
-def _codes(weight: torch.Tensor, grid: Grid, moments: Optional[torch.Tensor]) -> Codes:
+def _codes(weight: torch.Tensor, grid: Grid, moments: torch.Tensor | None) -> Codes:
     """Round a weight [N,K], or weights of experts [experts,K,N]."""
     numbers = weight.detach()
     if weight.dim() > 2:
@@ -112,7 +112,7 @@ def _codes(weight: torch.Tensor, grid: Grid, moments: Optional[torch.Tensor]) ->
     return grid.compensated(numbers.numpy(), moments)
 
 
-def _grids(model: Model, kind: Format) -> Iterator[Tuple[torch.Tensor, Grid]]:
+def _grids(model: Model, kind: Format) -> Iterator[tuple[torch.Tensor, Grid]]:
     """Yield each weight that is rounded (linear layers, token tables, experts) with its grid."""
     weights = weights_of(model)
     if activations_of(model) == "int8" or kind.projections.bits < 8:
@@ -164,7 +164,7 @@ def kept(model: Model, keep: Keep = in_memory) -> Rounded:
     return Rounded(copied, {name: codes for name, (codes, _) in on_grid.items()})
 
 
-def _codes_of(matrix: Matrix, keep: Keep) -> Tuple[OnGrid, bool]:
+def _codes_of(matrix: Matrix, keep: Keep) -> tuple[OnGrid, bool]:
     """Return the grid and the codes of a weight, and whether they are those of the file."""
     blocks = matrix.blocks()
     if blocks is None:

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, List, Optional, Tuple, Union
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class Sample:
         return dataclasses.replace(self, windows=self.windows[: tokens // self.windows.shape[1]])
 
 
-def read(path: Union[str, Path], model: Model, what: str = "calibration data") -> Sample:
+def read(path: str | Path, model: Model, what: str = "calibration data") -> Sample:
     """Read a sample from a file.
 
     Args:
@@ -109,7 +109,7 @@ def of_text(content: bytes, model: Model, what: str = "text") -> Sample:
     return Sample(np.concatenate([fronts, rows], axis=1), digest, len(begin), size)
 
 
-def _begin(reader: Any) -> List[int]:
+def _begin(reader: Any) -> list[int]:
     """Return the token ids that a tokenizer puts in front of a text."""
     plain, whole = (reader.encode("a", add_special_tokens=special).ids for special in (False, True))
     starts = (at for at in range(len(whole)) if whole[at : at + len(plain)] == plain)
@@ -142,8 +142,8 @@ def _numbers(path: Path, width: int) -> np.ndarray:
 
 
 def with_text(
-    sample: Optional[Sample], given: Union[str, Path, None], model: Model, tokens: int = TOKENS
-) -> Tuple[Optional[Sample], Optional[Sample]]:
+    sample: Sample | None, given: str | Path | None, model: Model, tokens: int = TOKENS
+) -> tuple[Sample | None, Sample | None]:
     """Return the calibration data that weights are rounded with, and the text that the loss is
     measured on.
 
@@ -173,7 +173,7 @@ def with_text(
     return sample, _spread(text, -(-tokens // text.windows.shape[1]), PACKAGE)
 
 
-def default_sample(model: Model) -> Optional[Sample]:
+def default_sample(model: Model) -> Sample | None:
     """Return the package's calibration data for decoders with a tokenizer, or None."""
     if not text_of(model).tokenizer or not reads_text(model):
         return None

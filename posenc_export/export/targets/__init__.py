@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, Tuple
+from typing import Callable
 
 from posenc_export.export.targets import onnx_growing, onnx_static, ort
 from posenc_export.export.targets.onnx_file import Lowerings, write_onnx
@@ -18,12 +18,12 @@ from posenc_export.runtime.graphs import kernel_library
 Write = Callable[[Source, Manifest, Path], Manifest]
 
 
-def runnable() -> Tuple[str, ...]:
+def runnable() -> tuple[str, ...]:
     """Return the targets that what is installed can run: ort-native needs posenc-export-kernels."""
     return tuple(t for t in TARGETS if t != "ort-native" or kernel_library.path() is not None)
 
 
-WRITERS: Dict[str, Write] = {
+WRITERS: dict[str, Write] = {
     "onnx": partial(write_onnx, lowerings=Lowerings(onnx_growing.LOWERING, Standard)),
     "onnx-static": partial(write_onnx, lowerings=Lowerings(onnx_static.LOWERING, Standard)),
     "ort": partial(write_onnx, lowerings=Lowerings(ort.LOWERING, Fused, ort.FUSIONS)),

@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 from types import MappingProxyType
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -28,7 +28,7 @@ MICROSOFT = "com.microsoft"  # domain of ONNX Runtime's own operators
 
 # Emits the nodes of a branch of If, and returns its output.
 Branch = Callable[["Builder"], ir.Value]
-Input = Union[ir.Value, int, Sequence[int], np.ndarray, None]
+Input = ir.Value | int | Sequence[int] | np.ndarray | None
 
 
 class Builder:
@@ -63,8 +63,8 @@ class Builder:
         known = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
         self.onnx_dtype = known.get(dtype, ir.DataType.FLOAT)
         self.levels, self.nodes = levels, list[ir.Node]()
-        self.windows: Dict[str, int] = {}
-        self.constants: Dict[Any, ir.Value] = {}
+        self.windows: dict[str, int] = {}
+        self.constants: dict[Any, ir.Value] = {}
         self._on_grid, self._names = dict(on_grid), itertools.count(1)
 
     def empty(self) -> "Builder":
@@ -85,7 +85,7 @@ class Builder:
 
     def several(
         self, outputs: int, operator: str, *inputs: Input, domain: str = "", **attributes: Any
-    ) -> Tuple[ir.Value, ...]:
+    ) -> tuple[ir.Value, ...]:
         """Append a node with some number of outputs, and return them."""
         kept = (type(None), ir.Value)
         sources = [value if isinstance(value, kept) else self.constant(value) for value in inputs]
@@ -140,7 +140,7 @@ class Builder:
         return self.constants[key]
 
     def weight(
-        self, name: str, made: Callable[[], np.ndarray], dtype: Optional[ir.DataType] = None
+        self, name: str, made: Callable[[], np.ndarray], dtype: ir.DataType | None = None
     ) -> ir.Value:
         """Return the initialiser with this name; if there is none, create it from the array that
         `made` returns. Contents are not compared. dtype: None for the dtype of the array; INT4
@@ -202,7 +202,7 @@ class Builder:
         """Split [B,S,N*D] to heads [B,S,N,D] with a semantic node, which `finish` lowers."""
         return self.SplitHeads(value, domain=graph.DOMAIN, heads=heads)
 
-    def rounded(self, value: Optional[ir.Value]) -> Tuple[str, Optional[Rounding]]:
+    def rounded(self, value: ir.Value | None) -> tuple[str, Rounding | None]:
         """Return the name, and the grid and codes, of a rounded weight; else "", None."""
         read = OnGrid.of(value)
         name = "" if read is None else read.name
@@ -236,8 +236,8 @@ def size(value: ir.Value, axis: int) -> int:
 
 
 Lowering = Callable[[Builder, Any], ir.Value]  # takes a semantic node of ops/graph.py
-Table = Mapping[Type[graph.Node], Lowering]
-NodeLowering = Callable[[Builder, ir.Node], Optional[ir.Value]]  # returns None to leave the node
+Table = Mapping[type[graph.Node], Lowering]
+NodeLowering = Callable[[Builder, ir.Node], ir.Value | None]  # returns None to leave the node
 
 
 def lower(op: Builder, table: Table) -> None:

@@ -7,7 +7,7 @@ moves axes.
 """
 
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Set
+from typing import Any, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -45,10 +45,10 @@ PROBE = np.array([[3, 1, 0], [9, 2, 1]])  # distances [S,T] that must have the s
 # NEIGHBOURS of packages/kernels/source/call.h.
 BEYOND = 32
 # Of the operator by name (runtime/verification/conformance/attention.py).
-Inputs = Dict[str, Optional[ir.Value]]
+Inputs = dict[str, ir.Value | None]
 
 
-def table_of(op: Builder, mask: Mask, heads: int) -> Optional[ir.Value]:
+def table_of(op: Builder, mask: Mask, heads: int) -> ir.Value | None:
     """Return the table of the bias of a mask, or None if it is no function of head and distance.
 
     Larger distances than those of the table have the last entry.
@@ -64,7 +64,7 @@ def table_of(op: Builder, mask: Mask, heads: int) -> Optional[ir.Value]:
     return None if table is None else op.weight(name, lambda: table, ir.DataType.FLOAT)
 
 
-def rows_of(op: Builder, mask: Mask, index: ir.Value) -> Optional[ir.Value]:
+def rows_of(op: Builder, mask: Mask, index: ir.Value) -> ir.Value | None:
     """Return the rows [range] int32 that an index [B,1,S,T] takes by distance, or None if it
     depends on something else. Larger distances have the last one.
     """
@@ -75,19 +75,19 @@ def rows_of(op: Builder, mask: Mask, index: ir.Value) -> Optional[ir.Value]:
     return op.weight(f"{index.name}.row_of_distance", lambda: rows[0].astype(np.int32))
 
 
-def at_distances(op: Builder, mask: Mask, value: ir.Value) -> Optional[ir.Value]:
+def at_distances(op: Builder, mask: Mask, value: ir.Value) -> ir.Value | None:
     """Emit nodes that compute a value [B,1,S,T] at every distance [range], from constants alone, or
     return None if it depends on something else.
     """
     sources = _distances_of(op, mask, value)
     if not sources:
         return None
-    copies: Dict[ir.Value, ir.Value] = {}
+    copies: dict[ir.Value, ir.Value] = {}
     for source, sign in sources.items():
         counted = op.Range(op.constant(0), op.constant(sign * op.max_positions), op.constant(sign))
         copies[source] = op.Unsqueeze(op.Cast(counted, to=int(_element(source))), [0, 1, 2])
 
-    def copied(value: Optional[ir.Value]) -> Optional[ir.Value]:
+    def copied(value: ir.Value | None) -> ir.Value | None:
         if value is None or value.const_value is not None:
             return value
         node = value.producer()
@@ -100,16 +100,16 @@ def at_distances(op: Builder, mask: Mask, value: ir.Value) -> Optional[ir.Value]
     return op.Reshape(copied(value), [-1])
 
 
-def _distances_of(op: Builder, mask: Mask, value: ir.Value) -> Dict[ir.Value, int]:
+def _distances_of(op: Builder, mask: Mask, value: ir.Value) -> dict[ir.Value, int]:
     """Return the distances that a value is computed from, and whether they count back from the
     query to the key (1) or ahead (-1); none if something else than distances decides it, or if
     they are more than MOST. mask: whose positions of queries and keys are subtracted.
     """
     if op.max_positions > MOST:
         return {}
-    sources: Dict[ir.Value, int] = {}
-    seen: Set[ir.Value] = set()
-    remaining: List[Optional[ir.Value]] = [value]
+    sources: dict[ir.Value, int] = {}
+    seen: set[ir.Value] = set()
+    remaining: list[ir.Value | None] = [value]
     while remaining:
         part = remaining.pop()
         if part is None or part.const_value is not None or part in seen:
@@ -147,12 +147,12 @@ def _sign(mask: Mask, value: ir.Value) -> int:
     return _of_mask(mask, first, second) - _of_mask(mask, second, first)
 
 
-def _of_mask(mask: Mask, queries: Optional[ir.Value], keys: Optional[ir.Value]) -> bool:
+def _of_mask(mask: Mask, queries: ir.Value | None, keys: ir.Value | None) -> bool:
     """Return whether these are the positions of queries and keys of a mask."""
     return (queries, keys) == (mask.positions, mask.key_positions)
 
 
-def _source(value: Optional[ir.Value]) -> Optional[ir.Value]:
+def _source(value: ir.Value | None) -> ir.Value | None:
     """Return the value that another one repeats with further axes."""
     node = None if value is None else value.producer()
     while node is not None and not node.domain and node.op_type == "Unsqueeze":
@@ -162,8 +162,8 @@ def _source(value: Optional[ir.Value]) -> Optional[ir.Value]:
 
 
 def _table(
-    op: Builder, value: ir.Value, heads: int, sources: Dict[ir.Value, int]
-) -> Optional[np.ndarray]:
+    op: Builder, value: ir.Value, heads: int, sources: dict[ir.Value, int]
+) -> np.ndarray | None:
     """Evaluate a value at every distance [H,range], without the last columns if they are equal.
     None if it has another result for the same distance.
     """
@@ -361,7 +361,7 @@ def _by_row(op: Builder, rows: ir.Value) -> ir.Value:
     return rows
 
 
-def collected(node: Attend, mask: Mask, inputs: Inputs) -> Optional[List[ir.Value]]:
+def collected(node: Attend, mask: Mask, inputs: Inputs) -> list[ir.Value] | None:
     """Return the sums of an Attend's weights by distance [B,H,S,R], if all readers of its weights
     sum them by the rows that its scores pick; None if one does not. inputs: see `picked`.
     """

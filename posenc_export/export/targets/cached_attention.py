@@ -4,7 +4,7 @@ CachedAttention, which has the first inputs and attributes of GroupQueryAttentio
 biases by distance and hides keys of other chunks.
 """
 
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 import onnx_ir as ir
 
@@ -26,7 +26,7 @@ from posenc_export.runtime.verification.conformance.attention import INPUTS
 
 AFTER_SOFTMAX = 2  # value of the attribute qk_output
 # A rotation: tables of queries, tables of keys, and the rows of tokens; None if they are the slots.
-Rotation = Tuple[Rotate, Rotate, Optional[ir.Value]]
+Rotation = tuple[Rotate, Rotate, ir.Value | None]
 
 
 class Cached(NamedTuple):
@@ -123,7 +123,7 @@ def attend_turned_keys(op: Builder, node: AttendTurnedKeys) -> ir.Value:
     return content.attend_turned_keys(op, node) if inside is None else inside
 
 
-def _inside(op: Builder, node: Attend, turns: Mapping[str, ir.Value]) -> Optional[ir.Value]:
+def _inside(op: Builder, node: Attend, turns: Mapping[str, ir.Value]) -> ir.Value | None:
     """Emit CachedAttention, or return None if another node than sums by distance reads the softmax,
     or any other the appended keys and values. turns: content.digits.
     """
@@ -169,7 +169,7 @@ def _inside(op: Builder, node: Attend, turns: Mapping[str, ir.Value]) -> Optiona
     return _finished(op, cached, outputs[:3], widths[1])
 
 
-def _attributes(cached: Cached, rotate: Optional[Rotate], hides: bool) -> Dict[str, Any]:
+def _attributes(cached: Cached, rotate: Rotate | None, hides: bool) -> dict[str, Any]:
     """Return the attributes of an operator, which rotates, and which hides keys itself."""
     node, mask = cached.node, cached.mask
     assert not mask.after  # models with a cache are causal
@@ -186,7 +186,7 @@ def _attributes(cached: Cached, rotate: Optional[Rotate], hides: bool) -> Dict[s
     return attributes
 
 
-def rotation_by_slot(op: Builder, cached: Cached) -> Optional[Rotate]:
+def rotation_by_slot(op: Builder, cached: Cached) -> Rotate | None:
     """Return the Rotate node of queries if GroupQueryAttention rotates queries and keys by slot,
     otherwise None. Its kernel needs whole tables, and D to be a multiple of 16 and r/2 of 8.
 
@@ -199,7 +199,7 @@ def rotation_by_slot(op: Builder, cached: Cached) -> Optional[Rotate]:
     return of_q if size(of_q.x, 3) % 16 == 0 and size(of_q.cos, 1) % 8 == 0 else None
 
 
-def _rotation(op: Builder, cached: Cached, slides: bool) -> Optional[Rotation]:
+def _rotation(op: Builder, cached: Cached, slides: bool) -> Rotation | None:
     """Return the rotations of queries and keys if CachedAttention can rotate both: with whole
     tables, the same numbers of a head, by the same positions, which are those of the mask if that
     has chunks.
@@ -276,7 +276,7 @@ def _padded(op: Builder, value: ir.Value, wide: int) -> ir.Value:
     return wider
 
 
-def _sum(op: Builder, *scores: Optional[ir.Value]) -> Optional[ir.Value]:
+def _sum(op: Builder, *scores: ir.Value | None) -> ir.Value | None:
     """Add the scores that are not None."""
     terms = [value for value in scores if value is not None]
     return op.Add(*terms) if len(terms) > 1 else next(iter(terms), None)

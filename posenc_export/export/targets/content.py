@@ -3,7 +3,7 @@ rule.
 """
 
 import functools
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -43,7 +43,7 @@ def _rows_of(op: Builder, waves: ir.Value, positions: ir.Value) -> ir.Value:
     return op.Gather(waves, op.Clip(positions, 0, size(waves, 0) - 1))
 
 
-def _turned(op: Builder, node: graph.WaveProducts) -> Tuple[ir.Value, ir.Value]:
+def _turned(op: Builder, node: graph.WaveProducts) -> tuple[ir.Value, ir.Value]:
     """Return both halves of the queries, rotated by their positions: [B,H,S,E/2]."""
     own = op.Unsqueeze(_rows_of(op, node.waves, node.q_positions), [1])
     cos, sin = op.several(2, "Split", own, axis=-1, num_outputs=2)
@@ -221,7 +221,7 @@ def _attend_turned(op: Builder, node: AttendTurnedKeys) -> ir.Value:
     return standard.weighted_sum(op, node, weights, node.values)
 
 
-def digits(op: Builder, node: AttendTurnedKeys) -> Dict[str, ir.Value]:
+def digits(op: Builder, node: AttendTurnedKeys) -> dict[str, ir.Value]:
     """Return the inputs turn_cos and turn_sin of CachedAttention, of the angles by which keys turn
     further for each query, at the distances d 16^l in row d + 16 l [B,S,16*digits,r/2].
     """

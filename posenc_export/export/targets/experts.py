@@ -4,7 +4,7 @@ ops/graph.py describes the inputs of the semantic node Experts.
 """
 
 import math
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -44,14 +44,14 @@ def flat(op: Builder, node: Experts) -> ir.Value:
     return y if node.downs_bias is None else op.Add(y, op.MatMul(node.weights, node.downs_bias))
 
 
-def _beside(op: Builder, x: ir.Value, weights: ir.Value, bias: Optional[ir.Value]) -> ir.Value:
+def _beside(op: Builder, x: ir.Value, weights: ir.Value, bias: ir.Value | None) -> ir.Value:
     """Apply the linear layers of all experts, weights [N,n,m], to x [B,S,n], to [B,S,N*m]."""
     beside = op.weight(f"{weights.name}.beside", lambda: np.hstack([*numbers_of(weights)]))
     y = op.MatMul(x, beside)
     return y if bias is None else op.Add(y, _stacked(op, bias, (-1,)))
 
 
-def _stacked(op: Builder, value: ir.Value, shape: Tuple[int, ...]) -> ir.Value:
+def _stacked(op: Builder, value: ir.Value, shape: tuple[int, ...]) -> ir.Value:
     """Return a constant of all experts in a shape without their axis."""
     return op.weight(f"{value.name}.stacked", lambda: numbers_of(value).reshape(shape))
 
@@ -71,7 +71,7 @@ def sparse(op: Builder, node: Experts) -> ir.Value:
     by_output = f"{constant_of(node.downs).name}.by_output"  # [N,E,H]
     second = op.weight(by_output, lambda: _by_output(node.downs))
     second = second if on_grid is None else op.mark(second, name, on_grid)
-    attributes: Dict[str, Any] = {"k": node.chosen, "activation_type": "swiglu", "swiglu_fusion": 1}
+    attributes: dict[str, Any] = {"k": node.chosen, "activation_type": "swiglu", "swiglu_fusion": 1}
     attributes |= {"activation_alpha": node.alpha, "activation_beta": node.beta}
     attributes |= {"swiglu_limit": node.limit} if math.isfinite(node.limit) else {}
     inputs = (by_token, first, first_bias, second, node.downs_bias)
@@ -93,7 +93,7 @@ def quantized(op: Builder, node: ir.Node, first: OnGrid, second: OnGrid, accurac
     """
     x, logits, weights, bias, others, other_bias, *_ = (*node.inputs, None)
     grid, width, hidden = first[0], first[1].inputs, second[1].inputs
-    attributes: Dict[str, Any] = {name: item.value for name, item in node.attributes.items()}
+    attributes: dict[str, Any] = {name: item.value for name, item in node.attributes.items()}
     if grid.bits == 8 and grid.block and not accuracy:
         of_units = _dequantized(op, weights, first), bias
         of_downs = _dequantized(op, others, second), other_bias
@@ -113,7 +113,7 @@ def quantized(op: Builder, node: ir.Node, first: OnGrid, second: OnGrid, accurac
     return y if wide == width else op.Slice(y, [0], [width], [2])
 
 
-def parts(op: Builder, x: Optional[ir.Value], experts: int) -> Sequence[Optional[ir.Value]]:
+def parts(op: Builder, x: ir.Value | None, experts: int) -> Sequence[ir.Value | None]:
     """Return x [B,1,S,K] of each expert: itself, if Unsqueeze made it, or a part of [B,N,S,K]."""
     producer = None if x is None else x.producer()
     if producer is not None and producer.op_type == "Unsqueeze":
@@ -122,8 +122,8 @@ def parts(op: Builder, x: Optional[ir.Value], experts: int) -> Sequence[Optional
 
 
 def _codes(
-    op: Builder, source: Optional[ir.Value], on_grid: OnGrid, shape: Tuple[int, int]
-) -> List[ir.Value]:
+    op: Builder, source: ir.Value | None, on_grid: OnGrid, shape: tuple[int, int]
+) -> list[ir.Value]:
     """Return codes [experts,rows,bytes] uint8 and scales [experts,rows,blocks], or [experts,rows]
     without blocks, of a constant [experts,N,K]. shape: rows and inputs of each expert, to which
     codes are padded.
@@ -146,7 +146,7 @@ def _codes(
     return [op.weight(f"{name}.codes", packed), op.weight(f"{name}.scales", scales)]
 
 
-def _dequantized(op: Builder, source: Optional[ir.Value], on_grid: OnGrid) -> ir.Value:
+def _dequantized(op: Builder, source: ir.Value | None, on_grid: OnGrid) -> ir.Value:
     """Return a constant [experts,N,K] as DequantizeLinear of its codes in blocks."""
     assert source is not None
     grid, codes = on_grid
@@ -157,7 +157,7 @@ def _dequantized(op: Builder, source: Optional[ir.Value], on_grid: OnGrid) -> ir
     return op.DequantizeLinear(stored, scales, axis=2, block_size=grid.block)
 
 
-def _padded(op: Builder, bias: Optional[ir.Value], outputs: int) -> Optional[ir.Value]:
+def _padded(op: Builder, bias: ir.Value | None, outputs: int) -> ir.Value | None:
     """Pad constant biases [N,m] to [N,outputs] with zeros; None for no biases."""
     if bias is None:
         return None
@@ -180,7 +180,7 @@ def _unit(op: Builder, node: Experts, gate: ir.Value, up: ir.Value) -> ir.Value:
     return op.Mul(op.Mul(gate, share), op.Add(up, constant(beta)) if beta else up)
 
 
-def _linear(op: Builder, x: ir.Value, weights: ir.Value, bias: Optional[ir.Value]) -> ir.Value:
+def _linear(op: Builder, x: ir.Value, weights: ir.Value, bias: ir.Value | None) -> ir.Value:
     """Apply the linear layers of all experts to x [B,1 or N,S,n], to [B,N,S,m]."""
     y = op.MatMul(x, weights)
     return y if bias is None else op.Add(y, op.Unsqueeze(bias, [1]))
@@ -192,9 +192,7 @@ def _by_output(weights: ir.Value) -> np.ndarray:
     return np.ascontiguousarray(np.swapaxes(numbers, 1, -1) if numbers.ndim == 3 else numbers)
 
 
-def _alternating(
-    op: Builder, gates: Optional[ir.Value], ups: Optional[ir.Value]
-) -> Optional[ir.Value]:
+def _alternating(op: Builder, gates: ir.Value | None, ups: ir.Value | None) -> ir.Value | None:
     """Return weights or biases of gates and ups in turn, as a constant; None for none."""
     if gates is None or ups is None:
         return None

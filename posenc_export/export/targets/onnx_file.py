@@ -7,7 +7,7 @@ import functools
 import logging
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import msgspec
 import numpy as np
@@ -49,7 +49,7 @@ SMALL = 1024
 PAGE = 4096  # bytes; tensors are page-aligned, so that each can be mapped into memory separately
 BLOCK = 16 << 20  # bytes per copy of a tensor that is not contiguous in memory
 PAST_KEY, PAST_VALUE, KEY_SCALE, VALUE_SCALE = 3, 4, 12, 13  # inputs of attention
-QUANTISED: Dict[str, Any] = {
+QUANTISED: dict[str, Any] = {
     "k_quant_type": "PER_CHANNEL",
     "v_quant_type": "PER_CHANNEL",
     "kv_cache_bit_width": 8,
@@ -60,7 +60,7 @@ PRODUCER = "posenc_export"
 SINCE = {"TensorScatter": 24}  # opset of operators that were added after OPSET
 
 
-def move_out(graph: ir.Graph, folder: Path, counted: Callable[[int, str], Steps]) -> Optional[File]:
+def move_out(graph: ir.Graph, folder: Path, counted: Callable[[int, str], Steps]) -> File | None:
     """Move initialisers of at least SMALL bytes to folder/model.onnx.data, in graph order and
     page-aligned, and reference them from the graph.
 
@@ -159,7 +159,7 @@ def count_past(graph: ir.Graph, manifest: Manifest) -> None:
         graph.remove(node, safe=True)
 
 
-def without_unread(op: Builder, manifest: Manifest) -> Tuple[List[Value], List[State]]:
+def without_unread(op: Builder, manifest: Manifest) -> tuple[list[Value], list[State]]:
     """Remove inputs that nothing reads, and their states; return inputs and states."""
     graph, count = op.graph, len(manifest.outputs)
     kept, outputs = [], list(graph.outputs)[:count]
@@ -313,9 +313,7 @@ def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowe
     return manifest.replace(files=written)
 
 
-def _in_few_bits(
-    op: Builder, manifest: Manifest, few_bits: Callable[[str], Any]
-) -> Optional[Weights]:
+def _in_few_bits(op: Builder, manifest: Manifest, few_bits: Callable[[str], Any]) -> Weights | None:
     """Replace rounded constants by their codes and scales; return the entry of the manifest, with
     their number. ValueError: the model has no weights that are rounded.
     """
@@ -336,7 +334,7 @@ def _strip(model: ir.Model) -> None:
     model.doc_string, model.graph.name = None, "posenc"
     model.metadata_props.clear()
     opsets = [SINCE.get(node.op_type, 0) for node in model.graph.all_nodes()]
-    domains: Dict[str, int] = {"": max(OPSET, *opsets)}
+    domains: dict[str, int] = {"": max(OPSET, *opsets)}
     boundary = {id(v) for v in (*model.graph.inputs, *model.graph.outputs)}
     for index, node in enumerate(model.graph.all_nodes()):
         if node.name != standard.GAPS:  # an error names the node

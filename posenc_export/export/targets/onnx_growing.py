@@ -1,6 +1,6 @@
 """Target `onnx`: ai.onnx operators, opset 23; caches are past inputs and present outputs."""
 
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import onnx_ir as ir
 
@@ -25,7 +25,7 @@ def attend(op: Builder, node: graph.Attend) -> ir.Value:
         return standard.attend(op, node)
     key, value = appended
     heads = [op.merge_heads(part) for part in (node.q, key.new, value.new)]
-    attributes: Dict[str, Any] = {"q_num_heads": node.heads, "kv_num_heads": node.kv_heads}
+    attributes: dict[str, Any] = {"q_num_heads": node.heads, "kv_num_heads": node.kv_heads}
     attributes |= standard.scores_of(node)
     y, present_key, present_value = op.several(
         3, "Attention", *heads, standard.whole_mask(op, node), key.past, value.past, **attributes
@@ -45,7 +45,7 @@ SHORT: Table = {
     graph.Scale: lambda op, of: op.Mul(of.x, op.table(op.constant(of.factor, "float32"))),
     graph.SelectTokens: lambda op, of: op.GatherND(of.x, op.Unsqueeze(of.index, [2]), batch_dims=1),
 }
-LOWERING: Tuple[Table, ...] = (
+LOWERING: tuple[Table, ...] = (
     {
         **SHORT,
         graph.Rotate: standard.rotate,

@@ -1,7 +1,5 @@
 """Target `onnx-static`: ai.onnx, opset 24; TensorScatter writes caches of fixed capacity."""
 
-from typing import Tuple
-
 import onnx_ir as ir
 
 from posenc_export.export.targets import cached_attention, onnx_growing, ort_slots, standard
@@ -56,4 +54,4 @@ CACHES: Table = {
     graph.Attend: standard.attend,
 }
 # Masks of layers whose caches slide are chosen before masks are lowered.
-LOWERING: Tuple[Table, ...] = ({graph.Attend: slide}, {**onnx_growing.LOWERING[0], **CACHES})
+LOWERING: tuple[Table, ...] = ({graph.Attend: slide}, {**onnx_growing.LOWERING[0], **CACHES})

@@ -15,7 +15,6 @@ sum and the norm after it are one kernel.
 """
 
 from pathlib import Path
-from typing import Optional, Tuple
 
 import numpy as np
 import onnx_ir as ir
@@ -96,7 +95,7 @@ def append(op: Builder, node: graph.Append) -> ir.Value:
     return buffer
 
 
-def transposed_product(op: Builder, node: ir.Node) -> Optional[ir.Value]:
+def transposed_product(op: Builder, node: ir.Node) -> ir.Value | None:
     """Fuse the product of x and a transposed constant matrix, such as a tied token table, to
     FusedMatMul, which reads the constant without transposing it.
 
@@ -109,7 +108,7 @@ def transposed_product(op: Builder, node: ir.Node) -> Optional[ir.Value]:
     return op.FusedMatMul(x, matrix, domain=MICROSOFT, transB=1)
 
 
-LOWERING: Tuple[Table, ...] = (
+LOWERING: tuple[Table, ...] = (
     {
         **{kind: emit for kind, emit in onnx_growing.LOWERING[0].items() if kind not in LATER},
         graph.AppendPositions: lambda op, of: ort_slots.key_positions(op),
@@ -147,7 +146,7 @@ class Native(Fused):
         return kernel_library.DOMAIN if known else super()._domain(grid)
 
     def _by_token(
-        self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, codes: Codes
+        self, op: Builder, node: ir.Node, x: ir.Value | None, name: str, codes: Codes
     ) -> ir.Value:
         """As a product with one block of each row."""
         if codes.inputs % STRIP or codes.inputs > LARGEST_ROW:
@@ -159,7 +158,7 @@ class Native(Fused):
         return op.MatMulNBits(x, stored, scales, domain=kernel_library.DOMAIN, **sizes)
 
 
-NATIVE: Tuple[Table, ...] = (
+NATIVE: tuple[Table, ...] = (
     {
         **{kind: lower for kind, lower in LOWERING[0].items() if kind not in LATER_NATIVELY},
         graph.Attend: cached_attention.attend_natively,
@@ -183,7 +182,7 @@ def write_native(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     return written.replace(continuation_rows=int(others), chunk=chunk)
 
 
-def sum_and_norm(op: Builder, node: ir.Node) -> Optional[ir.Value]:
+def sum_and_norm(op: Builder, node: ir.Node) -> ir.Value | None:
     """Fuse a sum of two values of one shape and the RMSNormalization that reads it. Since
     version 1.31 ONNX Runtime adds up the squares in float32 on CUDA.
     """
@@ -213,13 +212,13 @@ def sum_and_norm(op: Builder, node: ir.Node) -> Optional[ir.Value]:
     return output
 
 
-def _of_one_shape(first: Optional[ir.Value], second: Optional[ir.Value]) -> bool:
+def _of_one_shape(first: ir.Value | None, second: ir.Value | None) -> bool:
     if first is None or second is None or first.shape is None:
         return False
     return first.shape == second.shape and len(first.shape) == 3
 
 
-CUDA: Tuple[Table, ...] = ({**LOWERING[0], graph.Experts: experts.flat}, LOWERING[1])
+CUDA: tuple[Table, ...] = ({**LOWERING[0], graph.Experts: experts.flat}, LOWERING[1])
 CUDA_FUSIONS = {**FUSIONS, "RMSNormalization": sum_and_norm}
 CUDA_LOWERINGS = Lowerings(CUDA, InHalf, CUDA_FUSIONS, on_device=True)
 

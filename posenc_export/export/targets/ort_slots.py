@@ -5,20 +5,18 @@ a slot is a column of the mask. Caches of windows may begin at a later token tha
 `slides`, values are counted from the first token in them.
 """
 
-from typing import Optional, Tuple
-
 import onnx_ir as ir
 
 from posenc_export.export.targets.builder import INT32, INT64, Builder
 from posenc_export.ops.graph import Append
 
 
-def by_columns(op: Builder) -> Optional[ir.Value]:
+def by_columns(op: Builder) -> ir.Value | None:
     """Return the input attention_mask if slots are columns, or None if rows are compact."""
     return next((value for value in op.graph.inputs if value.name == "attention_mask"), None)
 
 
-def lengths(op: Builder, slides: bool = False) -> Tuple[ir.Value, ir.Value]:
+def lengths(op: Builder, slides: bool = False) -> tuple[ir.Value, ir.Value]:
     """Return seqlens_k [B], a row's tokens minus 1, and total_sequence_length [], both int32: two
     inputs, or computed from an attention_mask, of which every column is a slot.
     """
@@ -75,7 +73,7 @@ def in_slots(op: Builder, key_positions: ir.Value) -> bool:
     return op.dtype == "float32" and not of_call(op, key_positions)
 
 
-def written(op: Builder, append: Append) -> Tuple[ir.Value, ir.Value]:
+def written(op: Builder, append: Append) -> tuple[ir.Value, ir.Value]:
     """Return the first new slot of each row [B], and the slots to read of the longest row [1]."""
     first = append.write_index
     if by_columns(op) is None:

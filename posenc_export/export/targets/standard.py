@@ -2,7 +2,7 @@
 
 import functools
 from functools import partial
-from typing import Any, Dict, Mapping, Optional, Tuple, Union
+from typing import Any, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -18,10 +18,10 @@ GAPS = "attention_mask: expected no 0 between the ones of a row; put padding bef
 # Lower bound of scores, as in ops.attention_weights; a softmax over -inf only gives NaN.
 LEAST = -1e30
 # Nodes with grouped heads.
-Grouped = Union[Attend, graph.Products, graph.WeightedValues, graph.RowsAtCounts]
+Grouped = Attend | graph.Products | graph.WeightedValues | graph.RowsAtCounts
 
 
-def rows_of_levels(op: Builder, table: ir.Value, positions: ir.Value) -> Optional[ir.Value]:
+def rows_of_levels(op: Builder, table: ir.Value, positions: ir.Value) -> ir.Value | None:
     """Return the rows of a table at positions of at least 0, float32; None for one of one level.
 
     They are computed in the graph from two small tables (encodings/shared/tables.py), which take a
@@ -42,7 +42,7 @@ def rows_of_levels(op: Builder, table: ir.Value, positions: ir.Value) -> Optiona
     return op.Cast(wave, to=FLOAT)
 
 
-def gathered_levels(op: Builder, node: ir.Node) -> Optional[ir.Value]:
+def gathered_levels(op: Builder, node: ir.Node) -> ir.Value | None:
     """Lower a Gather of the rows of a table at positions."""
     table, positions = node.inputs
     assert table is not None and positions is not None
@@ -131,7 +131,7 @@ def refuse_gaps(op: Builder, node: graph.RefuseGaps) -> ir.Value:
     return zero
 
 
-def appended_here(node: Attend) -> Optional[Tuple[Append, Append]]:
+def appended_here(node: Attend) -> tuple[Append, Append] | None:
     """Return the Append nodes of keys and values if only this Attend reads them."""
     key, value = Append.of(node.keys), Append.of(node.values)
     if (
@@ -149,7 +149,7 @@ def whole_mask(op: Builder, node: Attend) -> ir.Value:
     return wide if node.content is None else op.Add(wide, node.content)
 
 
-def scores_of(node: Attend) -> Dict[str, Any]:
+def scores_of(node: Attend) -> dict[str, Any]:
     """Return the attributes of an attention node for scaling and capping scores."""
     return {"scale": node.scale, **({"softcap": node.softcap} if node.softcap else {})}
 
@@ -179,7 +179,7 @@ def _attend_in_steps(op: Builder, node: Attend) -> ir.Value:
 
 def _with_sinks(
     op: Builder, node: Attend, keys: ir.Value, values: ir.Value, mask: ir.Value
-) -> Tuple[ir.Value, ir.Value, ir.Value]:
+) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Prepend zeros to keys and values, and the sink of each head to the mask."""
     assert node.sinks is not None
     front = [op.constant([1, 0]), op.constant(0, "float32"), op.constant([2])]
@@ -191,7 +191,7 @@ def _with_sinks(
 
 
 def products_of(
-    op: Builder, node: Grouped, q: ir.Value, keys: ir.Value, queries: Optional[ir.Value] = None
+    op: Builder, node: Grouped, q: ir.Value, keys: ir.Value, queries: ir.Value | None = None
 ) -> ir.Value:
     """Products of q, keys by grouped heads, [B,H,S,T] float32; queries: S [1], if T may be 0."""
     by_head = op.Transpose(in_float(op, q), perm=[0, 2, 1, 3])
@@ -206,7 +206,7 @@ def weighted_sum(op: Builder, node: Grouped, weights: ir.Value, values: ir.Value
 
 
 def _grouped(
-    op: Builder, node: Grouped, left: ir.Value, right: ir.Value, queries: Optional[ir.Value] = None
+    op: Builder, node: Grouped, left: ir.Value, right: ir.Value, queries: ir.Value | None = None
 ) -> ir.Value:
     """Multiply left [B,H,S,*] with right [B,K,*,n], where H/K heads share one right operand:
     [B,H,S,n].
@@ -248,7 +248,7 @@ def _reordered(op: Builder, weight: ir.Value, width: int) -> ir.Value:
     return op.Gather(weight, order, axis=0)
 
 
-def choice_of_booleans(op: Builder, node: ir.Node) -> Optional[ir.Value]:
+def choice_of_booleans(op: Builder, node: ir.Node) -> ir.Value | None:
     """Where of booleans by Or and And, since ONNX Runtime has no kernel for it on CPUs."""
     condition, first, second = node.inputs
     if node.outputs[0].dtype != ir.DataType.BOOL:
@@ -256,7 +256,7 @@ def choice_of_booleans(op: Builder, node: ir.Node) -> Optional[ir.Value]:
     return op.Or(op.And(condition, first), op.And(op.Not(condition), second))
 
 
-def norm_of_one_type(op: Builder, node: ir.Node) -> Optional[ir.Value]:
+def norm_of_one_type(op: Builder, node: ir.Node) -> ir.Value | None:
     """RMSNormalization of an input in half precision by a scale in float32, which torch.onnx makes
     of a cast and a norm, with the cast: ONNX Runtime multiplies both types otherwise.
     """

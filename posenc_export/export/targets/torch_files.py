@@ -6,7 +6,7 @@ import functools
 import io
 import re
 from pathlib import Path
-from typing import Any, Collection, Dict, Tuple
+from typing import Any, Collection
 
 import torch
 
@@ -72,7 +72,7 @@ def laid_out(weight: torch.Tensor) -> torch.Tensor:
 def _normalised(archive: bytes) -> bytes:
     content_of = read_entries(archive).items()
     entries = {name: content for name, content in content_of if not DROPPED.search(name)}
-    numbers: Dict[bytes, bytes] = {}
+    numbers: dict[bytes, bytes] = {}
 
     def renumber(match: "re.Match[bytes]") -> bytes:
         return numbers.setdefault(match.group(), b"___torch_mangle_%d" % len(numbers))
@@ -138,7 +138,7 @@ def _merge_equal_nodes(graph: torch.fx.Graph, caches: Collection[Any]) -> None:
     """
     varying = {node for node in graph.nodes if node.op == "placeholder" and node.name in caches}
     varying |= {written for node in graph.nodes if (written := written_by(node)) is not None}
-    first: Dict[Tuple[Any, str, str], torch.fx.Node] = {}
+    first: dict[tuple[Any, str, str], torch.fx.Node] = {}
     for node in [node for node in graph.nodes if node.op == "call_function"]:
         reads = [] if node.target is SIZE else node.all_input_nodes
         if (

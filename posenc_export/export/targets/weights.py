@@ -3,7 +3,7 @@ library of packages/kernels, and of com.microsoft in half precision on CUDA.
 """
 
 from dataclasses import replace
-from typing import Any, Dict, Mapping, Optional, Set
+from typing import Any, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -34,7 +34,7 @@ def stored_scales(op: Builder, name: str, numbers: np.ndarray) -> ir.Value:
 
 
 def add_to_product(
-    op: Builder, product: ir.Value, x: Optional[ir.Value], name: str, codes: Codes
+    op: Builder, product: ir.Value, x: ir.Value | None, name: str, codes: Codes
 ) -> ir.Value:
     """Add offsets times the block sums of x [B,S,K]; products of one x share the sums.
 
@@ -50,7 +50,7 @@ def add_to_product(
 
 
 def add_to_rows(
-    op: Builder, blocks: ir.Value, ids: Optional[ir.Value], name: str, codes: Codes
+    op: Builder, blocks: ir.Value, ids: ir.Value | None, name: str, codes: Codes
 ) -> ir.Value:
     """Add the offsets to rows of a table in blocks [B,S,blocks,block]."""
     if codes.offsets is None:
@@ -75,7 +75,7 @@ def _offsets(op: Builder, name: str, codes: Codes) -> ir.Value:
     return op.Add(stored, op.Mul(of_blocks, op.constant(ZERO, "float32")))
 
 
-def _half(numbers: np.ndarray) -> Optional[np.ndarray]:
+def _half(numbers: np.ndarray) -> np.ndarray | None:
     """Return numbers as float16, or None if that changes one."""
     with np.errstate(over="ignore"):
         half = numbers.astype(np.float16)
@@ -100,13 +100,13 @@ class Standard:
     """
 
     def __init__(self, activations: str) -> None:
-        self.stored: Set[str] = set()
+        self.stored: set[str] = set()
 
     def table(self) -> Mapping[str, NodeLowering]:
         """Lowerings by operator."""
         return {"MatMul": self.product, "Gather": self.rows}
 
-    def product(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
+    def product(self, op: Builder, node: ir.Node) -> ir.Value | None:
         """x W for x [B,S,K] and a transposed weight [N,K], or for x [B,1 or experts,S,K] and
         weights [experts,K,N], with a product for each expert.
         """
@@ -132,7 +132,7 @@ class Standard:
         return op.Concat(*products, axis=1)
 
     def _product(
-        self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, on_grid: OnGrid
+        self, op: Builder, node: ir.Node, x: ir.Value | None, name: str, on_grid: OnGrid
     ) -> ir.Value:
         """Return x W for the left operand of a MatMul, or for the part of it that an expert reads,
         and a weight [N,K].
@@ -146,12 +146,12 @@ class Standard:
         inputs = [stored, scales]
         if zeros is not None:
             inputs.append(op.weight(f"{name}.zeros", lambda: np.ascontiguousarray(zeros.T), dtype))
-        how: Dict[str, Any] = {"axis": 1}
+        how: dict[str, Any] = {"axis": 1}
         if grid.block is not None:
             how = {"axis": 0, "block_size": grid.block}
         return op.MatMul(x, op.DequantizeLinear(*inputs, **how))
 
-    def rows(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
+    def rows(self, op: Builder, node: ir.Node) -> ir.Value | None:
         """Rows of a table [N,K] for ids [B,S]."""
         name, on_grid = op.rounded(node.inputs[0])
         if on_grid is None or node.attributes.get_int("axis", 0) != 0:
@@ -184,7 +184,7 @@ class Fused(Standard):
     def table(self) -> Mapping[str, NodeLowering]:
         return {**super().table(), "MoE": self.experts}
 
-    def experts(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
+    def experts(self, op: Builder, node: ir.Node) -> ir.Value | None:
         """MoE as QMoE."""
         read = [op.rounded(node.inputs[index]) for index in (2, 4)]
         self.stored |= {name for name, on_grid in read if on_grid is not None}
@@ -194,14 +194,14 @@ class Fused(Standard):
         return None
 
     def _product(
-        self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, on_grid: OnGrid
+        self, op: Builder, node: ir.Node, x: ir.Value | None, name: str, on_grid: OnGrid
     ) -> ir.Value:
         grid, codes = on_grid
         if grid.block is None:
             if self.accuracy == PLAIN:
                 return super()._product(op, node, x, name, on_grid)
             return self._by_token(op, node, x, name, codes)
-        sizes: Dict[str, Any] = {"K": codes.inputs, "N": len(codes.codes), "bits": grid.bits}
+        sizes: dict[str, Any] = {"K": codes.inputs, "N": len(codes.codes), "bits": grid.bits}
         sizes |= {"block_size": grid.block, "accuracy_level": self.accuracy}
         stored = self._packed(op, name, grid, codes)
         inputs = [x, stored, stored_scales(op, f"{name}.scales", codes.scales)]
@@ -238,7 +238,7 @@ class Fused(Standard):
         return op.Slice(flat, [0], [codes.inputs], [2])
 
     def _by_token(
-        self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, codes: Codes
+        self, op: Builder, node: ir.Node, x: ir.Value | None, name: str, codes: Codes
     ) -> ir.Value:
         """Round activations to 8 bits with one scale per token, and multiply integers.
         DynamicQuantizeMatMul has one scale for all tokens, so that outputs would depend on the
@@ -283,7 +283,7 @@ class InHalf(Fused):
     """
 
     def _product(
-        self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, on_grid: OnGrid
+        self, op: Builder, node: ir.Node, x: ir.Value | None, name: str, on_grid: OnGrid
     ) -> ir.Value:
         product = super()._product(op, node, x, name, _in_blocks(*on_grid))
         # Read by the fusion of a sum and the norm after it.

@@ -1,7 +1,5 @@
 """Blocks of GGUF's types as codes of at most 8 bits with scale and offset for 32 weights."""
 
-from typing import Optional, Tuple
-
 import numpy as np
 
 from posenc_export.models.gguf.file import GGUFTensor
@@ -30,7 +28,7 @@ class GGUFMatrix(Matrix):
     def weight(self) -> np.ndarray:
         return self._ordered().numbers()
 
-    def blocks(self) -> Optional[Blocks]:
+    def blocks(self) -> Blocks | None:
         """Return the blocks of a tensor whose type is one of TYPES, with centred codes, for which
         rounding errors of activations matter less.
         """
@@ -47,7 +45,7 @@ class GGUFMatrix(Matrix):
         return Blocks((codes - zero).astype(np.int8), scales, offsets, bits)
 
 
-def _scales(data: np.ndarray, kind: str) -> Tuple[np.ndarray, Optional[np.ndarray]]:
+def _scales(data: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray | None]:
     """Return scales [N,blocks] float32 and minima, None for types without them."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 

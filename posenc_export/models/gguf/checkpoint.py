@@ -3,7 +3,7 @@
 import functools
 import math
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Mapping
 
 import numpy as np
 import torch
@@ -46,10 +46,10 @@ class GGUFCheckpoint:
         self._values, self._tensors = file
         self.config, self._undo = config_of(file)
         # Names of the tensors of the file that are joined along their second axis, most often one.
-        self._places: Dict[str, List[str]] = {}
+        self._places: dict[str, list[str]] = {}
 
     @functools.cached_property
-    def files(self) -> Dict[str, bytes]:
+    def files(self) -> dict[str, bytes]:
         """Tokenizer files by name. A tokenizer.json beside the file takes the place of its
         vocabulary. ValueError: it cannot be read. ModuleNotFoundError: no tokenizers.
         """
@@ -62,15 +62,15 @@ class GGUFCheckpoint:
     def __exit__(self, *error: object) -> None:
         self._tensors = {}
 
-    def names(self) -> List[str]:
+    def names(self) -> list[str]:
         """Return those that `place` found, none before it."""
         return list(self._places)
 
-    def sizes(self) -> List[int]:
+    def sizes(self) -> list[int]:
         """Return the number of entries of each tensor."""
         return [math.prod(tensor.shape) for tensor in self._tensors.values()]
 
-    def place(self, shapes: Mapping[str, Tuple[int, ...]], base: str) -> None:
+    def place(self, shapes: Mapping[str, tuple[int, ...]], base: str) -> None:
         """Find the tensors of a model.
 
         Args:
@@ -112,7 +112,7 @@ class GGUFCheckpoint:
         whole = parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
         return torch.from_numpy(np.array(undone(places[0], whole, self._undo, self.config)))
 
-    def matrix(self, name: str) -> Optional[Matrix]:
+    def matrix(self, name: str) -> Matrix | None:
         """Return a quantized matrix; None for other tensors."""
         place = self._places[name][0]
         tensor = self._tensors[place]

@@ -1,6 +1,6 @@
 """The metadata of GGUF files as config.json of transformers, and what the conversion changed."""
 
-from typing import Any, Callable, Dict, List, Mapping, Tuple
+from typing import Any, Callable, Mapping
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from posenc_export.shared.foreign import explained
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
 
-Config = Dict[str, Any]
+Config = dict[str, Any]
 Tensors = Mapping[str, GGUFTensor]
 Change = Callable[[np.ndarray, Config], np.ndarray]
 AGAIN = "convert the model again, or to safetensors and export that"
@@ -50,7 +50,7 @@ class Metadata:
     def __init__(self, architecture: str, values: Mapping[str, Any]) -> None:
         start = f"{architecture}."
         own = {key.removeprefix(start): values[key] for key in values if key.startswith(start)}
-        self.left: Dict[str, Any] = {key: own[key] for key in own if key not in REPEATED}
+        self.left: dict[str, Any] = {key: own[key] for key in own if key not in REPEATED}
 
     def take(self, key: str, *default: Any) -> Any:
         """Remove a key and return its value; an array as a list, or as one value if all entries are
@@ -71,7 +71,7 @@ class Metadata:
             raise ValueError(f"{key} {value!r:.80}, not {wanted}")
 
 
-def config_of(file: GGUFFile) -> Tuple[Config, Mapping[str, Change]]:
+def config_of(file: GGUFFile) -> tuple[Config, Mapping[str, Change]]:
     """Return the config.json of a GGUF file, and what undoes its conversion. ValueError: metadata
     that are missing, unknown or cannot be exported.
     """
@@ -154,7 +154,7 @@ def _given(**keys: Any) -> Config:
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def _factors(tensor: GGUFTensor, pairs: int) -> List[float]:
+def _factors(tensor: GGUFTensor, pairs: int) -> list[float]:
     factors = tensor.numbers()
     if factors.shape != (pairs,) or not (np.isfinite(factors) & (factors > 0)).all():
         raise ValueError(f"factors of the rotation, not {pairs} numbers above 0")
@@ -208,14 +208,14 @@ def _heads_apart(key: str) -> Change:
     return undo
 
 
-TURNED: Dict[str, Change] = {
+TURNED: dict[str, Change] = {
     ".attn_q.": _heads_apart("num_attention_heads"),
     ".attn_k.": _heads_apart("num_key_value_heads"),
 }
-ONE_MORE: Dict[str, Change] = {"norm.weight": lambda weight, config: weight - np.float32(1)}
+ONE_MORE: dict[str, Change] = {"norm.weight": lambda weight, config: weight - np.float32(1)}
 # transformers' name of each architecture, and what undoes its conversion, by a part of the tensor's
 # name. A change of rows is also applied to their indices [N,1].
-ARCHITECTURES: Dict[str, Tuple[str, Mapping[str, Change]]] = {
+ARCHITECTURES: dict[str, tuple[str, Mapping[str, Change]]] = {
     "llama": ("llama", TURNED),  # also Mistral, and Mixtral with experts
     "smollm3": ("smollm3", TURNED),
     "qwen2": ("qwen2", {}),
@@ -232,7 +232,7 @@ ARCHITECTURES: Dict[str, Tuple[str, Mapping[str, Change]]] = {
     "cohere2": ("cohere2", {}),
 }
 # What follows from other keys and tensors.
-MORE: Dict[str, Callable[[Metadata, Config, Tensors], Config]] = {
+MORE: dict[str, Callable[[Metadata, Config, Tensors], Config]] = {
     "llama": lambda _, config, __: {"model_type": "mixtral"} if "num_experts" in config else {},
     "qwen3moe": lambda *_: {"norm_topk_prob": True},
     "gemma2": _gemma,

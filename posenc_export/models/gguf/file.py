@@ -4,7 +4,7 @@ import math
 import re
 import struct
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Sequence, Tuple
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
@@ -26,7 +26,7 @@ class GGUFTensor(NamedTuple):
     """A tensor of a GGUF file."""
 
     kind: Any  # GGMLQuantizationType of the library gguf
-    shape: Tuple[int, ...]  # sizes of axes, the first first
+    shape: tuple[int, ...]  # sizes of axes, the first first
     data: np.ndarray  # uint8, mapped, with an axis of bytes in place of the last axis
 
     def numbers(self) -> np.ndarray:
@@ -41,8 +41,8 @@ class GGUFFile(NamedTuple):
 
     # Metadata by key: numbers, texts, arrays of numbers [n], lists of texts. A number in float32 is
     # the shortest decimal that rounds to it, as a config.json has it.
-    values: Dict[str, Any]
-    tensors: Dict[str, GGUFTensor]
+    values: dict[str, Any]
+    tensors: dict[str, GGUFTensor]
 
 
 def read_gguf(path: Path) -> GGUFFile:
@@ -93,7 +93,7 @@ class _Header:
     def __init__(self, content: memoryview) -> None:
         self.content, self.at = content, 0
 
-    def numbers(self, form: str) -> Tuple[Any, ...]:
+    def numbers(self, form: str) -> tuple[Any, ...]:
         """Return the next numbers, in a form of struct."""
         begin, self.at = self.at, self.at + struct.calcsize(f"<{form}")
         return struct.unpack_from(f"<{form}", self.content, begin)
@@ -116,7 +116,7 @@ class _Header:
         of, count = self.numbers("IQ")
         return [self.text() for _ in range(count)] if of == TEXT else self.array(NUMBERS[of], count)
 
-    def described(self) -> Tuple[Sequence[int], int, int]:
+    def described(self) -> tuple[Sequence[int], int, int]:
         """Return shape, type, and offset in bytes of a tensor. Files list the last size first."""
         *sizes, kind, offset = self.numbers("{}QIQ".format(*self.numbers("I")))
         return sizes[::-1], kind, offset

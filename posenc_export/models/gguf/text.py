@@ -2,7 +2,7 @@
 
 import json
 import math
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Mapping
 
 import numpy as np
 
@@ -61,7 +61,7 @@ PATTERNS = {
 }
 
 
-def files_of(values: Mapping[str, Any], tokenizer: Optional[bytes] = None) -> Dict[str, bytes]:
+def files_of(values: Mapping[str, Any], tokenizer: bytes | None = None) -> dict[str, bytes]:
     """Return the files of a tokenizer by name, as transformers saves them: tokenizer.json, its
     settings, the chat template, stop tokens. Empty without a vocabulary.
 
@@ -95,7 +95,7 @@ def files_of(values: Mapping[str, Any], tokenizer: Optional[bytes] = None) -> Di
     return {"tokenizer.json": tokenizer, **written}
 
 
-def stop_ids(keys: Keys) -> List[int]:
+def stop_ids(keys: Keys) -> list[int]:
     """Return the tokens that end a text or a turn: those that the file names, and those in ENDS."""
     tokens = keys.get("tokens", [])
     named = [end for end in ("eos", "eot", "eom") if _token(keys, end) is not None]
@@ -127,7 +127,7 @@ def tokenizer_of(keys: Keys, phi3: bool = False) -> bytes:
     return content.encode()
 
 
-def _byte_level(keys: Keys, kinds: List[int]) -> Any:
+def _byte_level(keys: Keys, kinds: list[int]) -> Any:
     """A tokenizer that merges bytes (GPT-2)."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -137,7 +137,7 @@ def _byte_level(keys: Keys, kinds: List[int]) -> Any:
     tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=split in WHOLE))
     if split in COMPOSED:
         tokenizer.normalizer = normalizers.NFC()
-    parts: List[Any] = [pre_tokenizers.Digits(True)] if split in DIGITS else []
+    parts: list[Any] = [pre_tokenizers.Digits(True)] if split in DIGITS else []
     parts += [pre_tokenizers.Split(Regex(pattern), "isolated")] if pattern else []
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*parts, level])
@@ -145,7 +145,7 @@ def _byte_level(keys: Keys, kinds: List[int]) -> Any:
     return tokenizer
 
 
-def _sentencepiece(keys: Keys, kinds: List[int]) -> Any:
+def _sentencepiece(keys: Keys, kinds: list[int]) -> Any:
     """A tokenizer that merges characters, with bytes for unknown ones (sentencepiece)."""
     from tokenizers import Tokenizer, decoders, models, normalizers
     from transformers.tokenization_utils_base import generate_merges
@@ -162,15 +162,15 @@ def _sentencepiece(keys: Keys, kinds: List[int]) -> Any:
     unknown = _token(keys, "unknown")
     model = models.BPE(ids, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     tokenizer, prefixed = Tokenizer(model), bool(keys.get("add_space_prefix", True))
-    before: List[Any] = [normalizers.Prepend(SPACE)] if prefixed else []
+    before: list[Any] = [normalizers.Prepend(SPACE)] if prefixed else []
     tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
-    after: List[Any] = [decoders.Strip(" ", 1, 0)] if prefixed else []
+    after: list[Any] = [decoders.Strip(" ", 1, 0)] if prefixed else []
     spelled_out = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*spelled_out, *after])
     return tokenizer
 
 
-def _add_whole(tokenizer: Any, tokens: List[str], kinds: List[int], strips: bool) -> None:
+def _add_whole(tokenizer: Any, tokens: list[str], kinds: list[int], strips: bool) -> None:
     """Add tokens that a text holds whole: control tokens, which decoding omits, and user's. strips:
     whether they take the spaces behind them, but for UNSTRIPPED.
     """
@@ -203,13 +203,13 @@ def _adds_bos(keys: Keys) -> bool:
     return bool(keys.get("add_bos_token", begins))
 
 
-def _token(keys: Keys, name: str) -> Optional[str]:
+def _token(keys: Keys, name: str) -> str | None:
     """Return a special token, None if the file has none or one beyond its vocabulary."""
     index, tokens = keys.get(f"{name}_token_id"), keys.get("tokens", [])
     return tokens[index] if type(index) is int and 0 <= index < len(tokens) else None
 
 
-BUILDERS: Dict[str, Callable[[Keys, List[int]], Any]] = {
+BUILDERS: dict[str, Callable[[Keys, list[int]], Any]] = {
     "gpt2": _byte_level,
     "llama": _sentencepiece,
 }

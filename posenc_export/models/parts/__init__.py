@@ -2,7 +2,7 @@
 independent implementation in float64 numpy. The oracle of a model is composed of these methods.
 """
 
-from typing import Any, Dict, Type
+from typing import Any
 
 from posenc_export.models.parts import residuals, visibility
 from posenc_export.models.parts.mlps import Gated, Plain
@@ -11,7 +11,7 @@ from posenc_export.models.parts.projections import Grouped
 from posenc_export.shared import registry
 from posenc_export.shared.registry import Spec
 
-PARTS: Dict[str, Dict[str, Type[Any]]] = {
+PARTS: dict[str, dict[str, type[Any]]] = {
     "norm": NORMS,
     "projection": {"grouped": Grouped},
     "sees": {

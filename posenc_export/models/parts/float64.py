@@ -1,7 +1,5 @@
 """Conversion of weights to float64 for oracles, one tensor at a time, to save memory."""
 
-from typing import Optional
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,7 +8,7 @@ from torch import Tensor
 ROWS = 8192
 
 
-def numbers(tensor: Optional[Tensor]) -> np.ndarray:
+def numbers(tensor: Tensor | None) -> np.ndarray:
     """Return a tensor as float64; None gives 0."""
     return np.zeros(()) if tensor is None else tensor.detach().double().numpy()
 

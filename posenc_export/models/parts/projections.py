@@ -1,7 +1,5 @@
 """Projections of hidden states to queries, keys and values, and of outputs to hidden states."""
 
-from typing import Tuple
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -33,12 +31,12 @@ class Grouped(torch.nn.Module):
         self.qkv = torch.nn.Linear(width, sum(self.sizes), bias=bias)
         self.output = torch.nn.Linear(self.sizes[0], width, bias=output_bias)
 
-    def forward(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [B,S,E] to q [B,S,H*D], k and v [B,S,K*D]."""
         q, k, v = self.qkv(x).split(self.sizes, dim=-1)
         return q, k, v
 
-    def exact(self, x: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def exact(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """x [n,E] to q [n,H,D], k and v [n,K,D], float64."""
         projected = float64.linear(self.qkv, x).reshape(len(x), -1, self.head_size)
         queries, keys = self.sizes[0] // self.head_size, self.sizes[1] // self.head_size

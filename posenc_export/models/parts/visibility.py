@@ -1,7 +1,5 @@
 """Visibility of keys: which keys a query attends to."""
 
-from typing import Dict
-
 from posenc_export.shared.places import seen
 
 
@@ -23,7 +21,7 @@ class Visibility:
         """Whether a query at position q sees a key at k, as a rule of shared/places.py."""
         return seen(self.before, self.after, self.chunk)
 
-    def edges(self) -> Dict[str, int]:
+    def edges(self) -> dict[str, int]:
         """Distances and positions where keys become invisible; exports compare both sides."""
         limits = {"window": self.before + 1, "chunk": self.chunk}
         return {f"{name} {limit}": limit for name, limit in limits.items() if limit}

@@ -5,7 +5,7 @@ import os
 import zipfile
 import zlib
 from contextlib import contextmanager
-from typing import BinaryIO, Callable, Dict, Iterator, List, Mapping, Optional
+from typing import BinaryIO, Callable, Iterator, Mapping
 
 from posenc_export.shared.foreign import brief
 from posenc_export.shared.refusal import expect
@@ -33,13 +33,13 @@ def check_archive(stream: BinaryIO) -> None:
         pass
 
 
-def read_entries(content: bytes) -> Dict[str, bytes]:
+def read_entries(content: bytes) -> dict[str, bytes]:
     """Read all entries of an archive that torch has just written; torch compresses code."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         return {info.filename: archive.read(info) for info in archive.infolist()}
 
 
-def read_checked(stream: BinaryIO, is_tensor: Callable[[str], bool]) -> Dict[str, bytes]:
+def read_checked(stream: BinaryIO, is_tensor: Callable[[str], bool]) -> dict[str, bytes]:
     """Read the entries of a zip archive by name. Raise ValueError as `check_archive`, and for one
     that is damaged, or that has more than LONGEST bytes and no name of a tensor.
     """
@@ -69,7 +69,7 @@ class _Bounded:
     def __init__(self, stream: BinaryIO) -> None:
         self.seek, self.tell, self.seekable = stream.seek, stream.tell, stream.seekable
         self._read = stream.read
-        self.most: Optional[int] = DIRECTORY
+        self.most: int | None = DIRECTORY
 
     def read(self, size: int = -1) -> bytes:
         rule = f"a zip archive with a directory of at most {self.most} bytes"
@@ -77,7 +77,7 @@ class _Bounded:
         return self._read(size)
 
 
-def _check(infos: List[zipfile.ZipInfo], size: int) -> None:
+def _check(infos: list[zipfile.ZipInfo], size: int) -> None:
     expect(len(infos) <= MOST, f"at most {MOST} entries", len(infos))
     names, total = set(), 0
     for info in infos:

@@ -1,7 +1,6 @@
 """Formats in which keys and values are cached beside activations in float32."""
 
 from dataclasses import dataclass
-from typing import Tuple
 
 
 @dataclass(frozen=True)
@@ -15,8 +14,8 @@ class CacheFormat:
         unit: unit roundoff of its numbers, if they have no scales.
     """
 
-    targets: Tuple[str, ...]
-    operators: Tuple[str, ...]
+    targets: tuple[str, ...]
+    operators: tuple[str, ...]
     scaled: bool = False
     unit: float = 0.0
 

@@ -1,7 +1,7 @@
 """Certificates: errors measured on an artefact, and whether they are within tolerance."""
 
 import itertools
-from typing import Annotated, Any, Dict, Literal, Mapping, NotRequired, Optional, TypedDict
+from typing import Annotated, Any, Literal, Mapping, NotRequired, TypedDict
 
 from msgspec import Meta, Struct, structs
 
@@ -28,15 +28,15 @@ class Check(Struct, frozen=True, forbid_unknown_fields=True):
     worst: Finite = 0.0  # largest error relative to its bound; 0 if the comparison is exact
     # By place in the artefact, what is wrong there.
     # The first MOST_FAILURES are kept.
-    failures: Annotated[Dict[str, str], Meta(max_length=MOST_FAILURES)] = {}
-    skipped: Annotated[Dict[str, str], Meta(max_length=65536)] = {}  # by place, the reason
+    failures: Annotated[dict[str, str], Meta(max_length=MOST_FAILURES)] = {}
+    skipped: Annotated[dict[str, str], Meta(max_length=65536)] = {}  # by place, the reason
 
     def __post_init__(self) -> None:
         kept = dict(itertools.islice(self.failures.items(), MOST_FAILURES))
         structs.force_setattr(self, "failures", kept)
 
 
-CHECKS = Annotated[Dict[Text, Check], Meta(max_length=16)]  # by name
+CHECKS = Annotated[dict[Text, Check], Meta(max_length=16)]  # by name
 
 
 class Proof(TypedDict):
@@ -50,17 +50,17 @@ class Proof(TypedDict):
     # Processor or GPU, and the library that ran the graph.
     machine: Annotated[str, Meta(max_length=256)]
     # Error by name of a cell of the grid (numerics.cell_error).
-    cells: Annotated[Dict[str, Finite], Meta(min_length=1, max_length=65536)]
+    cells: Annotated[dict[str, Finite], Meta(min_length=1, max_length=65536)]
     against: NotRequired[Text]  # the oracle that the module was compared with
     # Tolerances of cells that differ from `tolerance`: of those that round, as exported.
-    bounds: NotRequired[Annotated[Dict[str, Finite], Meta(max_length=65536)]]
+    bounds: NotRequired[Annotated[dict[str, Finite], Meta(max_length=65536)]]
     # By name of a cell, the message of the graph that failed in it.
-    failures: NotRequired[Annotated[Dict[str, str], Meta(max_length=65536)]]
+    failures: NotRequired[Annotated[dict[str, str], Meta(max_length=65536)]]
     # "quick" has one scenario of each kind of call (verification.scenarios.Level).
     grid: NotRequired[Literal["whole", "quick"]]
     # Edges of the model that no cell reached, with the reason.
-    unreached: NotRequired[Annotated[Dict[Printable, Printable], Meta(max_length=256)]]
-    checks: NotRequired[Dict[str, Dict[str, Any]]]  # beside the grid, CHECKS as plain data
+    unreached: NotRequired[Annotated[dict[Printable, Printable], Meta(max_length=256)]]
+    checks: NotRequired[dict[str, dict[str, Any]]]  # beside the grid, CHECKS as plain data
 
 
 def format_worst_error(error: float) -> str:
@@ -101,7 +101,7 @@ def format_unproved(certificate: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}{text}" for name, text in texts.items())
 
 
-def failed_checks(certificate: Mapping[str, Any]) -> Dict[str, str]:
+def failed_checks(certificate: Mapping[str, Any]) -> dict[str, str]:
     """Return the first failure of each check that has one, by name of the check."""
     checks = certificate.get("checks", {}).items()
     first = {name: next(iter(check["failures"].items()), None) for name, check in checks}
@@ -119,7 +119,7 @@ def worst_cell(certificate: Mapping[str, Any]) -> str:
     return max(cells, key=lambda cell: cells[cell] / (bound_of(certificate, cell) or 1.0))
 
 
-def exported_error(certificate: Mapping[str, Any]) -> Optional[float]:
+def exported_error(certificate: Mapping[str, Any]) -> float | None:
     """Return the largest error as exported, of an artefact that rounds activations, or None."""
     cells = certificate["cells"].items()
     return max((error for name, error in cells if name.startswith(EXPORTED)), default=None)

@@ -12,7 +12,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Mapping, Sequence
 
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -48,14 +48,14 @@ class Renderer:
     """The process that renders templates, started at the first one. Methods are thread-safe."""
 
     def __init__(self) -> None:
-        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._process: subprocess.Popen[bytes] | None = None
         self.forget()
 
     def forget(self) -> None:
         """Leave the process to the parent, in a child that was forked."""
         self._lock, self._process = threading.Lock(), None
 
-    def ask(self, template: str, values: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
+    def ask(self, template: str, values: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the answer of template_process. Raise Exceeded without one."""
         line = json.dumps({"template": template, "values": values})
         seconds = SECONDS + SECONDS_PER_BYTE * len(line)
@@ -131,7 +131,7 @@ class ChatCodec:
             rule, got = "a chat template that Jinja can compile", _error(answer)
             raise refusal("chat", rule, got, REMEDY)
         self.names = tuple(name for name in answer["names"] if name not in OWN)
-        self.values: Dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
         self._reads = {role: self._contents(role) for role in ROLES}
         self.ends = tuple(dict.fromkeys((*self.stop_ids, *self._turn_end())))
 
@@ -177,7 +177,7 @@ class ChatCodec:
         except ValueError:
             return ""
 
-    def _contents(self, role: str) -> Tuple[bool, bool]:
+    def _contents(self, role: str) -> tuple[bool, bool]:
         """Whether the template reads the content of a role as text, and as a list of parts."""
 
         def rendered(content: Any) -> str:
@@ -201,11 +201,11 @@ class ChatCodec:
             return {**message, "content": "\n".join(part["text"] for part in content)}
         return message
 
-    def encode(self, messages: Sequence[Message]) -> List[int]:
+    def encode(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of `text`, without special tokens. Raises as `text` does."""
         return self.codec.encode(self.text(messages), special=False)
 
-    def _turn_end(self) -> List[int]:
+    def _turn_end(self) -> list[int]:
         """The special token after a reply, if the template writes one."""
         talk = [{"role": "user", "content": "asked"}, {"role": "assistant", "content": ANSWER}]
         text = self._tried([self._adapted(message) for message in talk])
@@ -213,7 +213,7 @@ class ChatCodec:
         return [token for token in after if self.codec.is_special(token)]
 
 
-def _part(text: str) -> Dict[str, str]:
+def _part(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
@@ -221,16 +221,16 @@ def _error(answer: Mapping[str, str]) -> str:
     return f"an error ({brief(ValueError(answer['error']))})"
 
 
-def chat_codec(folder: Path, manifest: Manifest) -> Optional[ChatCodec]:
+def chat_codec(folder: Path, manifest: Manifest) -> ChatCodec | None:
     """Return the encoder of conversations of an artefact; None without a chat template. Raise as
     ChatCodec and `codec`, and ValueError for several templates without a default one.
     """
-    settings: Dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name in (OLD_SETTINGS, SETTINGS):
         if name in manifest.files:
             content = (files.locate(folder) / name).read_bytes()
             settings.update(json_of("chat", name, content, "save the tokenizer again"))
-    template: Optional[str]
+    template: str | None
     if TEMPLATE in manifest.files:
         with explained(f"chat: expected {TEMPLATE} in UTF-8", "save the tokenizer again"):
             template = (files.locate(folder) / TEMPLATE).read_text(encoding="utf-8")
@@ -250,12 +250,12 @@ def has_template(folder: Path, manifest: Manifest) -> bool:
     return TEMPLATE in manifest.files or b'"chat_template"' in (inside or b"")
 
 
-def _template(stored: Any) -> Optional[str]:
+def _template(stored: Any) -> str | None:
     """Return the template under chat_template of tokenizer_config.json, or None. transformers also
     writes several templates there, each {"name", "template"}.
     """
     remedy = f"save one as {TEMPLATE}"
-    kind = Union[str, List[Dict[str, str]], None]
+    kind = str | list[dict[str, str]] | None
     templates = typed("chat", f"chat_template of {SETTINGS}", stored, kind, remedy)
     if not isinstance(templates, list):
         return templates

@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import NamedTuple, Optional, Set
+from typing import NamedTuple
 
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.manifest import FILE_NAME
@@ -68,7 +68,7 @@ def _check_outside(path: Path, where: str) -> None:
             raise ValueError(f"{where} outside any artefact, got {got}; choose another folder")
 
 
-def _own(folder: Path, kind: Kind) -> Set[str]:
+def _own(folder: Path, kind: Kind) -> set[str]:
     """Return the listing, the paths that it lists, and temporary files of interrupted writes."""
     listed = {name for name in os.listdir(folder) if name.startswith(files.PART)}
     try:
@@ -78,11 +78,11 @@ def _own(folder: Path, kind: Kind) -> Set[str]:
         return listed  # no listing, or one that cannot be read
 
 
-def _foreign(folder: Path, own: Set[str], above: str) -> Optional[str]:
+def _foreign(folder: Path, own: set[str], above: str) -> str | None:
     """Return the first path in a folder, named `above` with a slash, that is not in `own`."""
     for name in sorted(os.listdir(folder)):
         path, whole = folder / name, above + name
-        foreign: Optional[str] = whole
+        foreign: str | None = whole
         if path.is_symlink() or not path.is_dir():
             foreign = None if whole in own else whole
         elif any(isinstance(entry, str) and entry.startswith(f"{whole}/") for entry in own):

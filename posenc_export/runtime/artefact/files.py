@@ -6,7 +6,7 @@ import secrets
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Iterator, Optional, Union
+from typing import BinaryIO, Iterator
 
 from posenc_export.runtime.artefact.records import File
 from posenc_export.runtime.artefact.schema import Manifest
@@ -21,7 +21,7 @@ PART = f"{PREFIX}part-"  # prefix of a file that is being written
 CACHE = "POSENC_CACHE"  # variable with the folder of files that can be made again
 
 
-def locate(folder: Union[str, Path]) -> Path:
+def locate(folder: str | Path) -> Path:
     """Return the folder, else the artefact that an interrupted export set aside, else a preset."""
     folder = path_of("artefact", folder)
     if folder.exists():
@@ -77,7 +77,7 @@ class Hashed:
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._hash, self.bytes = stream, hashlib.sha256(), 0
 
-    def write(self, content: Union[bytes, memoryview]) -> None:
+    def write(self, content: bytes | memoryview) -> None:
         """Append bytes."""
         self._stream.write(content)
         self._hash.update(content)
@@ -152,7 +152,7 @@ def checked(folder: Path, manifest: Manifest, meanwhile: str) -> Iterator[None]:
             _compare(folder, meanwhile, manifest, actual.result())
 
 
-def _compare(folder: Path, name: str, manifest: Manifest, actual: Optional[File] = None) -> None:
+def _compare(folder: Path, name: str, manifest: Manifest, actual: File | None = None) -> None:
     actual, listed = actual or entry(folder / name), manifest.files[name]
     if actual != listed:
         got = f"{actual.bytes} bytes and sha256 {actual.sha256[:12]}..."

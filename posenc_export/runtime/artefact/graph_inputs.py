@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -16,7 +16,7 @@ T, Q, R = "total_sequence_length", "encoder_sequence_length", "logits_count"
 # Inputs of a decoder that reads an encoder: outputs of the encoder, the same in every call.
 ENCODER_MASK, ENCODER_AXES = "encoder_attention_mask", (B, "heads", Q, "head size")
 HIDDEN, KEYS_AND_VALUES = "last_hidden_state", "encoder_key_values"
-OUTPUTS: Dict[str, str] = {
+OUTPUTS: dict[str, str] = {
     "logits": (
         "Logits for the token after each new token; with input logits_index, after the tokens at "
         "these columns only. Of an encoder, the logits of its labels."
@@ -30,7 +30,7 @@ OUTPUTS: Dict[str, str] = {
 }
 OF_MODULE = "The output of the module's forward."  # in place of OUTPUTS["output"]
 # By update rule of a state: meaning, and value in the first call.
-UPDATES: Dict[str, Tuple[str, str]] = {
+UPDATES: dict[str, tuple[str, str]] = {
     "append": (
         "Grows: past has P slots along axis {axis}, present has P + S. Feed present back as past.",
         "P = 0: an empty array",
@@ -76,15 +76,15 @@ class GraphInput:
     """A graph input."""
 
     dtype: str  # numpy dtype; "float" for that of activations
-    forms: Tuple[Tuple[Axis, ...], ...]  # axes that it may have
+    forms: tuple[tuple[Axis, ...], ...]  # axes that it may have
     says: str  # meaning of its values
     # Its value in a call; None for tokens and outputs of an encoder, which are passed as they are.
-    fill: Optional[Callable[[PaddedTokens], np.ndarray]] = None
+    fill: Callable[[PaddedTokens], np.ndarray] | None = None
     belongs: Callable[[Manifest], bool] = lambda manifest: True  # whether an artefact may have it
     counts: bool = False  # whether it grows by one from a step to the next
     planes: bool = False  # whether coordinates add an axis 1+A before the others
 
-    def values(self, name: str, manifest: Manifest) -> List[Value]:
+    def values(self, name: str, manifest: Manifest) -> list[Value]:
         """Return the forms that the input of this name may have in an artefact."""
         planes = (1 + manifest.axes,) if self.planes and manifest.axes else ()
         return [Value(name, self.dtype, (*planes, *form)) for form in self.forms]
@@ -110,11 +110,11 @@ def _is_positions(manifest: Manifest) -> bool:
 
 
 # The first input of a graph.
-TOKENS: Dict[str, GraphInput] = {
+TOKENS: dict[str, GraphInput] = {
     "input_ids": GraphInput("int64", ((B, S),), "Ids of the new tokens."),
     "hidden_states": GraphInput("float", ((B, S, "width"),), "Hidden states of the new tokens."),
 }
-AFTER_TOKENS: Dict[str, GraphInput] = {
+AFTER_TOKENS: dict[str, GraphInput] = {
     "token_type_ids": GraphInput(
         "int64",
         ((B, S),),
@@ -194,7 +194,7 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
     ),
 }
 INPUTS = {**TOKENS, **AFTER_TOKENS}
-OF_ENCODER: Dict[str, GraphInput] = {
+OF_ENCODER: dict[str, GraphInput] = {
     ENCODER_MASK: GraphInput(
         "int64", ((B, Q),), "1 for a token of the encoder's sequence and 0 for padding."
     ),
@@ -209,7 +209,7 @@ OF_ENCODER: Dict[str, GraphInput] = {
 }
 
 
-def fill(manifest: Manifest, tokens: PaddedTokens) -> Dict[str, np.ndarray]:
+def fill(manifest: Manifest, tokens: PaddedTokens) -> dict[str, np.ndarray]:
     """Return the inputs of a call by name, without those of an encoder."""
     filled = {manifest.inputs[0].name: tokens.x}
     for value in manifest.inputs[1:]:
@@ -217,7 +217,7 @@ def fill(manifest: Manifest, tokens: PaddedTokens) -> Dict[str, np.ndarray]:
     return filled
 
 
-def new_row(states: Sequence[State], capacity: Any, past: Any = 0) -> List[Dict[str, Any]]:
+def new_row(states: Sequence[State], capacity: Any, past: Any = 0) -> list[dict[str, Any]]:
     """Return names, dtype, shape and initial value of the states of a row without tokens, as in
     page.json and in programs. capacity, past: sizes M and P, or their names.
     """
@@ -234,7 +234,7 @@ def new_row(states: Sequence[State], capacity: Any, past: Any = 0) -> List[Dict[
     ]
 
 
-def meanings_of(manifest: Manifest) -> Dict[str, str]:
+def meanings_of(manifest: Manifest) -> dict[str, str]:
     """Describe the inputs and outputs of a graph, by name, as far as the tables have them."""
     meanings = {v.name: INPUTS[v.name].says for v in manifest.inputs if v.name in INPUTS}
     meanings |= {v.name: OUTPUTS[v.name] for v in manifest.outputs if v.name in OUTPUTS}

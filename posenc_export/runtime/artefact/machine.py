@@ -4,7 +4,6 @@ import platform
 import shutil
 import subprocess
 from pathlib import Path
-from typing import List
 
 
 def processor() -> str:
@@ -12,7 +11,7 @@ def processor() -> str:
     return _in_cpuinfo("model name") or platform.processor() or platform.machine()
 
 
-def features() -> List[str]:
+def features() -> list[str]:
     """Return the instruction sets of the CPU, as Linux names them; elsewhere its architecture."""
     named = _in_cpuinfo("flags") or _in_cpuinfo("Features")
     return [platform.machine(), *sorted(named.split())]

@@ -3,7 +3,7 @@
 import json
 import shlex
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any
 
 import msgspec
 
@@ -46,7 +46,7 @@ def add_proof(folder: Path, digest: str, proof: certificate.Proof) -> None:
     write(manifest.replace(proofs=[*others, proof][-schema.MOST_PROOFS :]), folder)
 
 
-def read(folder: Union[str, Path], digest: Optional[str] = None) -> Manifest:
+def read(folder: str | Path, digest: str | None = None) -> Manifest:
     """Read posenc.json and check every file against it. Raise ValueError as `read_alone`, and for a
     file that is missing or altered.
 
@@ -60,7 +60,7 @@ def read(folder: Union[str, Path], digest: Optional[str] = None) -> Manifest:
     return manifest
 
 
-def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
+def read_alone(folder: Path, digest: str | None = None) -> Manifest:
     """Read posenc.json without comparing the files that it lists. Raise ValueError if it is missing
     or altered, has another schema or digest or a wrong field, or contradicts itself.
     """

@@ -11,7 +11,7 @@ torch/export/_unlift.py.
 
 import json
 import re
-from typing import Annotated, Any, Callable, Dict, List, Literal, Mapping, Optional, Tuple
+from typing import Annotated, Any, Callable, Literal, Mapping
 
 import msgspec
 
@@ -59,11 +59,11 @@ class Nesting(msgspec.Struct, forbid_unknown_fields=True):
     """A tree of tuples, lists and empty dicts as torch.utils._pytree writes it."""
 
     type: Literal[None, "builtins.tuple", "builtins.list", "builtins.dict"]
-    context: Optional[Annotated[str, msgspec.Meta(pattern=CONTEXT)]]
-    children_spec: List["Nesting"]
+    context: Annotated[str, msgspec.Meta(pattern=CONTEXT)] | None
+    children_spec: list["Nesting"]
 
 
-def without_places(entries: Mapping[str, bytes]) -> Dict[str, bytes]:
+def without_places(entries: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return an archive without what running it does not need: sample inputs and guards, which
     loading would unpickle and execute, places in source files, and files that were packed with it.
     Raise ValueError unless `check` accepts it.
@@ -78,7 +78,7 @@ def without_places(entries: Mapping[str, bytes]) -> Dict[str, bytes]:
     return kept
 
 
-def _without_metadata(part: Dict[str, Any]) -> Dict[str, Any]:
+def _without_metadata(part: dict[str, Any]) -> dict[str, Any]:
     """Remove the metadata of a node and of the program."""
     return {**part, "metadata": {}} if {"target", "module_call_graph"} & part.keys() else part
 
@@ -171,14 +171,14 @@ def _is_size(text: str) -> bool:
 
 def _is_nesting(text: str) -> bool:
     try:
-        msgspec.json.decode(text, type=Tuple[Literal[1], Nesting])
+        msgspec.json.decode(text, type=tuple[Literal[1], Nesting])
     except (ValueError, RecursionError):
         return False
     return True
 
 
 # By key of the object that holds it, whether a string passes.
-RULES: Dict[str, Callable[[str], Any]] = {
+RULES: dict[str, Callable[[str], Any]] = {
     "expr_str": _is_size,
     "target": OPERATOR.fullmatch,
     "forward_arg_names": ARGUMENT.fullmatch,

@@ -13,7 +13,7 @@ import secrets
 import shutil
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Iterator, Sequence
 
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.destinations import ARTEFACT, Kind, check_folder
@@ -36,7 +36,7 @@ class StagingFolder:
             named = place.name not in ("", "..")
             self.places.append(place.parent.resolve() / place.name if named else place.resolve())
         self.parent = self.places[0].parent
-        self._lock: Optional[int] = None
+        self._lock: int | None = None
         for place in places:
             check_folder(place, kind)
 
@@ -65,7 +65,7 @@ class StagingFolder:
         for folder in finished:
             _sync_tree(folder)
         files.sync(self.path)
-        done: List[Tuple[Path, Path, bool]] = []
+        done: list[tuple[Path, Path, bool]] = []
         with _locked(self.parent):
             try:
                 for folder, place in zip(finished, self.places, strict=True):
@@ -137,7 +137,7 @@ def _sync_tree(folder: Path) -> None:
     files.sync(folder)
 
 
-def _lock(folder: Path, wait: bool) -> Optional[int]:
+def _lock(folder: Path, wait: bool) -> int | None:
     """Lock a folder until the returned descriptor is closed; None if it is or cannot be locked."""
     number = os.open(folder, os.O_RDONLY)
     try:

@@ -1,6 +1,6 @@
 """The records inside a manifest, and the types of its fields."""
 
-from typing import Annotated, Dict, List, Optional, Tuple, Union
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
@@ -23,15 +23,15 @@ Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Size = Annotated[int, Meta(ge=0, le=LARGEST)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=LARGEST)]
 Bytes = Annotated[int, Meta(ge=0, le=2**53)]  # or another number that a float64 holds exactly
-Axis = Union[AtLeastOne, Annotated[str, Meta(pattern=r"^[a-z][a-z_]*\Z", max_length=64)]]
-Axes = Annotated[Tuple[Axis, ...], Meta(max_length=8)]
+Axis = AtLeastOne | Annotated[str, Meta(pattern=r"^[a-z][a-z_]*\Z", max_length=64)]
+Axes = Annotated[tuple[Axis, ...], Meta(max_length=8)]
 Finite = Annotated[float, Meta(ge=0.0, le=1e300)]
-Ids = Annotated[Tuple[Size, ...], Meta(max_length=MOST)]
-FewIds = Annotated[List[Size], Meta(max_length=64)]
+Ids = Annotated[tuple[Size, ...], Meta(max_length=MOST)]
+FewIds = Annotated[list[Size], Meta(max_length=64)]
 Edge = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.,:()+^? -]{1,64}\Z")]
 Rule = Annotated[str, Meta(max_length=LONGEST)]
-Rules = Annotated[List[Rule], Meta(max_length=64)]
-Counts = Annotated[Dict[Text, Size], Meta(max_length=MOST)]
+Rules = Annotated[list[Rule], Meta(max_length=64)]
+Counts = Annotated[dict[Text, Size], Meta(max_length=MOST)]
 
 
 class File(Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +55,7 @@ class Reference(Struct, frozen=True, forbid_unknown_fields=True):
     # without one, and for those of earlier versions.
     float32: Finite = 0.0
     # Tokens of the long sequence at which the computation changes, by name.
-    edges: Annotated[Dict[Edge, Bytes], Meta(max_length=256)] = {}
+    edges: Annotated[dict[Edge, Bytes], Meta(max_length=256)] = {}
 
 
 class Package(Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,16 +80,16 @@ class Quality(Struct, frozen=True, forbid_unknown_fields=True):
     exact_tolerance: Finite  # bound of `exact`
     # Fraction of tokens after which the largest logit is that of float32. Earlier versions rounded
     # it to three digits.
-    agreement: Optional[Annotated[float, Meta(ge=0.0, le=1.0)]] = None
-    perplexity: Optional[Finite] = None  # exponential of the mean cross-entropy of the next token
-    float32_perplexity: Optional[Finite] = None  # of the float32 module
+    agreement: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    perplexity: Finite | None = None  # exponential of the mean cross-entropy of the next token
+    float32_perplexity: Finite | None = None  # of the float32 module
     # Cross-entropy of the next token in bits, divided by the mean length of a token in bytes.
-    bits_per_byte: Optional[Finite] = None
-    float32_bits_per_byte: Optional[Finite] = None  # of the float32 module
+    bits_per_byte: Finite | None = None
+    float32_bits_per_byte: Finite | None = None  # of the float32 module
     sha256: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""  # digest of the text
 
     @property
-    def ratio(self) -> Optional[float]:
+    def ratio(self) -> float | None:
         """Perplexity over that of the float32 module; None without text."""
         measured, plain = self.perplexity, self.float32_perplexity
         return measured / plain if measured and plain else None
@@ -122,12 +122,12 @@ class Places(Struct, frozen=True, forbid_unknown_fields=True):
     """What visibilities and encodings declare of positions: rules (shared/places.py)."""
 
     # By layer, whether a query at position q sees a key at k; empty if it has no such mask.
-    sees: Annotated[List[Rule], Meta(max_length=MOST)] = []
+    sees: Annotated[list[Rule], Meta(max_length=MOST)] = []
     # By layer, the rows of tables that its encodings read; those that the encodings of tokens read.
-    rows: Annotated[List[Rules], Meta(max_length=MOST)] = []
+    rows: Annotated[list[Rules], Meta(max_length=MOST)] = []
     tokens: Rules = []
     # By layer, what its biases are a constant >= 0 of each head times; empty if no rule says it.
-    biases: Annotated[List[Rule], Meta(max_length=MOST)] = []
+    biases: Annotated[list[Rule], Meta(max_length=MOST)] = []
 
 
 class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -135,4 +135,4 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
 
     suppressed: Ids = ()  # ids that are never chosen
     suppressed_first: Ids = ()  # ids that are not chosen as the first token that is free
-    forced_first: Optional[Size] = None  # id that is chosen after a prompt of one token
+    forced_first: Size | None = None  # id that is chosen after a prompt of one token

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Iterator, Sequence
 
 import msgspec
 
@@ -102,7 +102,7 @@ def _compare(what: str, described: Sequence[Value], declared: Sequence[Any]) -> 
     expect(not graph, f"every {what} of the graph in the manifest", f"no {next(iter(graph), '')}")
 
 
-def present_axes(state: State) -> Tuple[Axis, ...]:
+def present_axes(state: State) -> tuple[Axis, ...]:
     """Return the axes of a state's output `present`."""
     return tuple(T if axis == P else axis for axis in state.axes)
 
@@ -114,7 +114,7 @@ def _check_ends(manifest: Manifest) -> None:
     one_of("config.max_positions", config.get("max_positions"), manifest.max_positions)
     tokens: Any = {} if kind == "block" else config.get("tokens")
     expect(isinstance(tokens, dict), "config.tokens to be an object", _text(tokens))
-    sizes: Dict[str, Any] = {"width": config.get("width")}
+    sizes: dict[str, Any] = {"width": config.get("width")}
     if tokens or kind in ("decoder", "encoder"):
         sizes["tokens.vocabulary"] = tokens.get("vocabulary")
         sizes["tokens.segments"] = tokens.get("segments", 0)
@@ -190,7 +190,7 @@ def _check_state(where: str, state: State, manifest: Manifest) -> None:
         one_of(where, facts, ("past_positions", "int64", 2, "positions", "states[0]"))
 
 
-def keys_and_values(manifest: Manifest) -> List[State]:
+def keys_and_values(manifest: Manifest) -> list[State]:
     """Return the states that are keys or values, written in place."""
     ends = (".key", ".value")
     named = [s for s in manifest.states if s.past.startswith("past_key_values.")]

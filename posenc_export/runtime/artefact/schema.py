@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from typing import Annotated, Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
@@ -26,7 +26,7 @@ class Target(NamedTuple):
 
     graph: str  # description of the graph, in one line
     cache: str  # description of the caches, in one line
-    layout: Dict[str, str]  # as in the manifest, by signature
+    layout: dict[str, str]  # as in the manifest, by signature
     file: str = "model.onnx"
     torch: bool = False  # whether torch runs it
     grows: bool = False  # whether caches grow; otherwise they are written in place
@@ -37,11 +37,11 @@ class Target(NamedTuple):
     capacity_bucket: int = 0
     continuation_rows: int = 0
     contiguous: bool = False
-    dtypes: Tuple[str, ...] = ("float32", "float16")  # of activations, the default first
-    formats: Tuple[str, ...] = ()  # of weights, with activations in `few_bits_dtypes`
+    dtypes: tuple[str, ...] = ("float32", "float16")  # of activations, the default first
+    formats: tuple[str, ...] = ()  # of weights, with activations in `few_bits_dtypes`
 
     @property
-    def few_bits_dtypes(self) -> Tuple[str, ...]:
+    def few_bits_dtypes(self) -> tuple[str, ...]:
         """Dtypes of activations beside weights and caches of few bits."""
         return ("float32",) if "float32" in self.dtypes else self.dtypes
 
@@ -123,7 +123,7 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True):
     axes: Axes  # size or symbolic name of each axis
 
     @property
-    def token_shape(self) -> Tuple[int, ...]:
+    def token_shape(self) -> tuple[int, ...]:
         """Sizes of one token of an input [B,S,*]: none for ids, (E,) for activations."""
         return self.axes[2:]  # type: ignore[return-value]
 
@@ -135,7 +135,7 @@ class State(Struct, frozen=True, forbid_unknown_fields=True):
     present: Name
     dtype: DType
     # Size or symbolic name of each axis; the first is the batch.
-    axes: Annotated[Tuple[Axis, ...], Meta(min_length=1, max_length=8)]
+    axes: Annotated[tuple[Axis, ...], Meta(min_length=1, max_length=8)]
     # "append" if it grows along `axis`, "in_place" if it has a fixed capacity along it and one
     # buffer, "replace" if each call replaces it.
     update: Annotated[str, Meta(pattern=r"^(append|in_place|replace)\Z")]
@@ -233,48 +233,48 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     signature: Annotated[str, Meta(pattern=r"^(positions|mask)\Z")]
     dtype: records.Real
     layout: Annotated[str, Meta(pattern=r"^(rows|columns)\Z")]
-    config: Dict[str, Any]
-    inputs: Annotated[List[Value], Meta(min_length=1, max_length=16)]
-    outputs: Annotated[List[Value], Meta(min_length=1, max_length=2)]
-    states: Annotated[List[State], Meta(max_length=MOST)]
+    config: dict[str, Any]
+    inputs: Annotated[list[Value], Meta(min_length=1, max_length=16)]
+    outputs: Annotated[list[Value], Meta(min_length=1, max_length=2)]
+    states: Annotated[list[State], Meta(max_length=MOST)]
     max_positions: Annotated[int, Meta(ge=1, le=2**53)]
     capacity_bucket: records.Size
     continuation_rows: records.Size
     contiguous: bool
-    cached_keys: Dict[str, Any] = {}
+    cached_keys: dict[str, Any] = {}
     axes: Annotated[int, Meta(ge=0, le=8)] = 0
     coordinate_range: records.Size = 0
     chunk: records.AtLeastOne = 256
     step_weights: records.Bytes = 0
     stop_ids: records.FewIds = []
     start_ids: records.FewIds = []
-    generation: Optional[records.Generation] = None
-    encoder: Annotated[List[Value], Meta(max_length=MOST)] = []
+    generation: records.Generation | None = None
+    encoder: Annotated[list[Value], Meta(max_length=MOST)] = []
     opset: records.Counts = {}
     operators: records.Counts = {}
-    versions: Annotated[Dict[records.Text, records.Text], Meta(max_length=64)] = {}
+    versions: Annotated[dict[records.Text, records.Text], Meta(max_length=64)] = {}
     interface: Annotated[int, Meta(ge=0, le=INTERFACE)] = 0
-    source: Annotated[Dict[records.Text, Union[records.Text, int]], Meta(max_length=8)] = {}
-    weights: Optional[records.Weights] = None
+    source: Annotated[dict[records.Text, records.Text | int], Meta(max_length=8)] = {}
+    weights: records.Weights | None = None
     formats: Annotated[
-        Dict[Name, Annotated[str, Meta(pattern=r"^(int8-32|int4|int4-128)\Z")]],
+        dict[Name, Annotated[str, Meta(pattern=r"^(int8-32|int4|int4-128)\Z")]],
         Meta(max_length=MOST),
     ] = {}
     cache: Annotated[str, Meta(pattern=rf"^({'|'.join(CACHE_FORMATS)})?\Z")] = ""
-    calibration: Optional[records.Calibration] = None
-    quality: Optional[records.Quality] = None
-    deviation: Dict[str, float] = {}
-    encodings: Dict[str, Any] = {}
-    packages: Annotated[Dict[records.Text, records.Package], Meta(max_length=64)] = {}
-    places: Optional[records.Places] = None
-    constants: Annotated[Dict[records.Text, records.Sha256], Meta(max_length=65536)] = {}
-    files: Annotated[Dict[records.FileName, records.File], Meta(max_length=MOST)] = {}
-    reference: Optional[records.Reference] = None
-    certificate: Optional[Dict[str, Any]] = None
-    proofs: Annotated[List[Dict[str, Any]], Meta(max_length=MOST_PROOFS)] = []
+    calibration: records.Calibration | None = None
+    quality: records.Quality | None = None
+    deviation: dict[str, float] = {}
+    encodings: dict[str, Any] = {}
+    packages: Annotated[dict[records.Text, records.Package], Meta(max_length=64)] = {}
+    places: records.Places | None = None
+    constants: Annotated[dict[records.Text, records.Sha256], Meta(max_length=65536)] = {}
+    files: Annotated[dict[records.FileName, records.File], Meta(max_length=MOST)] = {}
+    reference: records.Reference | None = None
+    certificate: dict[str, Any] | None = None
+    proofs: Annotated[list[dict[str, Any]], Meta(max_length=MOST_PROOFS)] = []
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
 
-    def input(self, name: str) -> Optional[Value]:
+    def input(self, name: str) -> Value | None:
         """Return the graph input of this name, or None."""
         return next((value for value in self.inputs if value.name == name), None)
 
@@ -336,9 +336,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         """Return a copy with some fields changed."""
         return msgspec.structs.replace(self, **changes)
 
-    def to_json(self) -> Dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Convert to dicts, lists, strings and numbers."""
-        plain: Dict[str, Any] = msgspec.to_builtins(self)
+        plain: dict[str, Any] = msgspec.to_builtins(self)
         measured = (plain["quality"] or {}).items()
         plain["quality"] = {name: value for name, value in measured if value is not None}
         omitted = [(plain, name) for name in OMITTED_IF_EMPTY]
@@ -359,6 +359,6 @@ def passed(dtype: str) -> str:
     return "float32" if dtype == "bfloat16" else dtype
 
 
-def digest_of(content: Dict[str, Any]) -> str:
+def digest_of(content: dict[str, Any]) -> str:
     """Return the sha256 of content as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Iterator, Mapping, Sequence
 
 from posenc_export.runtime.artefact import records, schema
 
@@ -11,14 +11,14 @@ from posenc_export.runtime.artefact import records, schema
 OTHER = re.compile(r"[^A-Za-z0-9_.,:;=+() -]")
 SAID = {"keep": "codes of the checkpoint"}  # formats whose names do not describe them
 LONGEST = 300  # most characters of one specification
-Line = Tuple[str, str]  # title and text
+Line = tuple[str, str]  # title and text
 # Manifests come from elsewhere: no line breaks or escapes of a terminal.
 UNPRINTABLE = re.compile(r"[^ -~]")
 DEEPEST = 4  # levels of nested values that are printed
 BEFORE = ("kind", "name", "width", "max_positions", "tokens", "encodings")  # the layers
 
 
-def summary(manifest: schema.Manifest) -> Dict[str, str]:
+def summary(manifest: schema.Manifest) -> dict[str, str]:
     """Describe an artefact in plain text, by title. Parts of another form are left out."""
     weights = " except weights" if manifest.weights else ""
     sizes = [f"{name} {size}" for name, size in _sizes(manifest).items()]
@@ -37,7 +37,7 @@ def summary(manifest: schema.Manifest) -> Dict[str, str]:
     }
 
 
-def _quantization(manifest: schema.Manifest) -> Dict[str, str]:
+def _quantization(manifest: schema.Manifest) -> dict[str, str]:
     """Describe the formats of weights and caches, the sample, and the loss against float32."""
     lines, weights, sample = {}, manifest.weights, manifest.calibration
     if weights is not None:
@@ -70,7 +70,7 @@ def _loss(quality: records.Quality) -> str:
     return f"{', '.join(parts)} {measured}; {same}"
 
 
-def encodings(config: Dict[str, Any]) -> List[str]:
+def encodings(config: dict[str, Any]) -> list[str]:
     """Return the encodings as `posenc export --encoding` takes them, and where each is applied."""
     if config.get("kind") == "module":
         return ["in the module's own code"]
@@ -96,7 +96,7 @@ def spec_text(spec: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
-def _sizes(manifest: schema.Manifest) -> Dict[str, Any]:
+def _sizes(manifest: schema.Manifest) -> dict[str, Any]:
     """Sizes of a model by name; heads are those of its first layer."""
     config, own = manifest.config, manifest.kind == "module"
     tokens = mapping(config.get("tokens"))
@@ -114,7 +114,7 @@ def _sizes(manifest: schema.Manifest) -> Dict[str, Any]:
     return {name: size for name, size in sizes.items() if type(size) is int and size}
 
 
-def lines(config: Mapping[str, Any]) -> List[Line]:
+def lines(config: Mapping[str, Any]) -> list[Line]:
     """Return title and text of each part of a model, from its description in a manifest. Values
     that do not have the expected form are printed as they are.
     """
@@ -122,7 +122,7 @@ def lines(config: Mapping[str, Any]) -> List[Line]:
     return [(UNPRINTABLE.sub("?", title), UNPRINTABLE.sub("?", text)) for title, text in steps]
 
 
-def _model(values: Dict[str, Any]) -> Iterator[Line]:
+def _model(values: dict[str, Any]) -> Iterator[Line]:
     kinds = mapping(values.pop("layers", None))
     order = [*map(str, sequence(values.pop("order", None)))]
     yield from _parts({key: values.pop(key) for key in BEFORE if key in values})
@@ -176,11 +176,11 @@ def _ranges(indices: Sequence[int]) -> str:
     return f"layer{'s' * (len(indices) > 1)} {', '.join(runs)}"
 
 
-def mapping(value: Any) -> Dict[str, Any]:
+def mapping(value: Any) -> dict[str, Any]:
     """Return a copy of a mapping; an empty dict for another value."""
     return dict(value) if isinstance(value, Mapping) else {}
 
 
-def sequence(value: Any) -> List[Any]:
+def sequence(value: Any) -> list[Any]:
     """Return a copy of a list or tuple; an empty list for another value."""
     return list(value) if isinstance(value, (list, tuple)) else []

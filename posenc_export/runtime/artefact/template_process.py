@@ -16,7 +16,7 @@ import json
 import resource
 import signal
 import sys
-from typing import Any, Dict
+from typing import Any
 
 from jinja2 import TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
@@ -89,7 +89,7 @@ def _compiled(template: str) -> Any:
     return _environment().from_string(template)
 
 
-def _answer(template: str, values: Any) -> Dict[str, Any]:
+def _answer(template: str, values: Any) -> dict[str, Any]:
     try:
         compiled = _compiled(template)
         if values is None:

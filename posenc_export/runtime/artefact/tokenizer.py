@@ -7,7 +7,7 @@ import importlib.util
 import itertools
 import re
 from pathlib import Path
-from typing import Any, Callable, Container, Dict, FrozenSet, List, Optional, Sequence, Union
+from typing import Any, Callable, Container, Sequence
 
 import msgspec
 
@@ -24,7 +24,7 @@ WINDOW = 16  # tokens of a prompt on which the text of the next token can depend
 PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
 REST = sorted(set(range(256)).difference(PRINTED))
 LETTERS = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): b for i, b in enumerate(REST)}
-Parts = Dict[str, msgspec.Raw]  # an object in JSON whose values are not decoded
+Parts = dict[str, msgspec.Raw]  # an object in JSON whose values are not decoded
 BYTE = re.compile("<0x([0-9A-F]{2})>")
 CONTINUES = re.compile("<0x[89AB][0-9A-F]>")  # tokens of bytes that begin no character
 
@@ -49,9 +49,9 @@ class TokenizerPieces:
         prompt: Sequence[int] = (),
     ) -> None:
         self._decode, self._silent = decode, silent
-        self._context: List[int] = []  # tokens of the last piece
+        self._context: list[int] = []  # tokens of the last piece
         self._before = ""  # their text
-        self._pending: List[int] = []  # tokens after them
+        self._pending: list[int] = []  # tokens after them
         self._shown = 0  # characters of the text of the pending tokens that are pieces already
         self._open = 0  # tokens since this text did not end in bytes without a character
         for token in prompt:
@@ -107,7 +107,7 @@ class BytePieces:
         return self._decoder.decode(b"", final=True)
 
 
-def read_tokenizer(content: bytes, most: Optional[int] = None) -> Any:
+def read_tokenizer(content: bytes, most: int | None = None) -> Any:
     """Return the tokenizer of the bytes of tokenizer.json, without its settings of padding, which
     are of a training script. Those of truncation hold below `most`. Arguments and errors as
     `codec`.
@@ -153,18 +153,18 @@ class TokenizerCodec:
     row. most: as for `codec`; as an attribute, the length of what it cuts.
     """
 
-    def __init__(self, folder: Path, most: Optional[int] = None) -> None:
+    def __init__(self, folder: Path, most: int | None = None) -> None:
         content = (files.locate(folder) / "tokenizer.json").read_bytes()
         self.tokenizer = read_tokenizer(content, most)
-        self.most: Optional[int] = (self.tokenizer.truncation or {}).get("max_length")
-        self._bytes: Dict[int, bytes] = {}
+        self.most: int | None = (self.tokenizer.truncation or {}).get("max_length")
+        self._bytes: dict[int, bytes] = {}
 
-    def encode(self, text: str, special: bool = True) -> List[int]:
+    def encode(self, text: str, special: bool = True) -> list[int]:
         """Return the ids of a prompt, with special tokens or without; ValueError if it has none."""
         remedy = "change the text, or export a tokenizer with an unknown token"
         with explained("text: expected a text that the tokenizer can encode", remedy):
             # Unlike encode, which keeps other threads waiting, a batch releases Python's lock.
-            ids: List[int] = self.tokenizer.encode_batch(
+            ids: list[int] = self.tokenizer.encode_batch(
                 [_bytes(text).decode("utf-8", "replace")], add_special_tokens=special
             )[0].ids
         return ids
@@ -208,14 +208,14 @@ class TokenizerCodec:
         return token in self._silent
 
     @functools.cached_property
-    def _letter(self) -> List[int]:
+    def _letter(self) -> list[int]:
         """A token to put before others, as some decoders drop the space that begins a text."""
         with contextlib.suppress(ValueError):
             return self.encode("a", special=False)[-1:]
         return []
 
     @functools.cached_property
-    def _silent(self) -> FrozenSet[int]:
+    def _silent(self) -> frozenset[int]:
         """Ids of special tokens, which give no text."""
         added = self.tokenizer.get_added_tokens_decoder()
         return frozenset(token for token, kind in added.items() if kind.special)
@@ -235,9 +235,9 @@ def _decoded(tokenizer: Any, tokens: Sequence[int], special: bool = False) -> st
 class ByteCodec:
     """Codec of models whose token ids are UTF-8 bytes."""
 
-    most: Optional[int] = None
+    most: int | None = None
 
-    def encode(self, text: str, special: bool = True) -> List[int]:
+    def encode(self, text: str, special: bool = True) -> list[int]:
         return list(_bytes(text))
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -254,7 +254,7 @@ class ByteCodec:
         return False
 
 
-Codec = Union[TokenizerCodec, ByteCodec]
+Codec = TokenizerCodec | ByteCodec
 
 
 def spelled(codec: Codec, token: int) -> str:
@@ -268,7 +268,7 @@ def spelled(codec: Codec, token: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
 
-def codec(folder: Path, manifest: Manifest, most: Optional[int] = None) -> Codec:
+def codec(folder: Path, manifest: Manifest, most: int | None = None) -> Codec:
     """Return the codec of an artefact. With `most`, a tokenizer cuts texts to that many tokens, or
     to fewer if its settings say so. Raise ValueError without a tokenizer or 256 token ids, or if it
     cannot be read, ModuleNotFoundError without tokenizers.

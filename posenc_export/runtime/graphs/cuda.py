@@ -6,7 +6,7 @@ import functools
 import io
 import re
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import onnxruntime
 
@@ -47,7 +47,7 @@ class Obstacle(NamedTuple):
 
 
 @functools.cache
-def obstacle() -> Optional[Obstacle]:
+def obstacle() -> Obstacle | None:
     """Return what keeps the provider from running here, or None; loads the libraries of CUDA."""
     if NAME not in onnxruntime.get_available_providers():
         return Obstacle("an ONNX Runtime without it", INSTALL)
@@ -57,7 +57,7 @@ def obstacle() -> Optional[Obstacle]:
     return _missing_library() or _failed_trial()
 
 
-def cudnn_obstacle(manifest: Manifest) -> Optional[Obstacle]:
+def cudnn_obstacle(manifest: Manifest) -> Obstacle | None:
     """Return why a graph that needs cuDNN cannot run here, or None; call `obstacle` first."""
     needing = sorted(CUDNN_OPERATORS.intersection(manifest.operators))
     try:
@@ -68,7 +68,7 @@ def cudnn_obstacle(manifest: Manifest) -> Optional[Obstacle]:
     return None
 
 
-def _missing_library() -> Optional[Obstacle]:
+def _missing_library() -> Obstacle | None:
     """Return which library is missing. ONNX Runtime would only print it."""
     folder = Path(onnxruntime.__file__).parent / "capi"
     try:
@@ -83,7 +83,7 @@ def _missing_library() -> Optional[Obstacle]:
     return None
 
 
-def _failed_trial() -> Optional[Obstacle]:
+def _failed_trial() -> Obstacle | None:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     remedy = "check the device with nvidia-smi, or give provider cpu"

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import NamedTuple, Sequence
 
 from posenc_export.runtime.graphs.onnx_nodes import TYPES, Node, Nodes, read_nodes
 
@@ -31,12 +31,12 @@ class Kernels(NamedTuple):
     """The kernels of one version of an operator."""
 
     # A type parameter or an element type for each input and output; "..." repeats the last one.
-    takes: List[str]
-    gives: List[str]
+    takes: list[str]
+    gives: list[str]
     # Element types of the type parameters, separated by spaces, for each kernel
-    types: List[Dict[str, str]]
-    host_inputs: List[int]  # indices of inputs and outputs in host memory
-    host_outputs: List[int]
+    types: list[dict[str, str]]
+    host_inputs: list[int]  # indices of inputs and outputs in host memory
+    host_outputs: list[int]
 
 
 @dataclass
@@ -45,16 +45,16 @@ class Placement:
 
     nodes: int = 0  # their number
     # Operators of nodes that compute shapes, which run on the CPU
-    on_cpu: List[str] = field(default_factory=list)
+    on_cpu: list[str] = field(default_factory=list)
     # Nodes without a kernel for their element types, as text; they run on the CPU too
-    without_kernel: List[str] = field(default_factory=list)
+    without_kernel: list[str] = field(default_factory=list)
     # Nodes that have a kernel which refuses them when it runs, as text
-    refused: List[str] = field(default_factory=list)
-    control_flow: List[str] = field(default_factory=list)  # operators with subgraphs
+    refused: list[str] = field(default_factory=list)
+    control_flow: list[str] = field(default_factory=list)  # operators with subgraphs
     # Products whose matrices the provider may address from the host (PRODUCTS)
-    addressed: List[str] = field(default_factory=list)
-    to_host: List[str] = field(default_factory=list)  # values that are copied in each run
-    to_device: List[str] = field(default_factory=list)
+    addressed: list[str] = field(default_factory=list)
+    to_host: list[str] = field(default_factory=list)  # values that are copied in each run
+    to_device: list[str] = field(default_factory=list)
 
     @property
     def copied(self) -> int:
@@ -86,10 +86,10 @@ class Placement:
 
 
 @functools.cache
-def table() -> Tuple[str, Dict[Tuple[str, str], Dict[int, Kernels]]]:
+def table() -> tuple[str, dict[tuple[str, str], dict[int, Kernels]]]:
     """Return the version of onnxruntime-gpu; its kernels by operator, then by its first version."""
     content = json.loads(TABLE.read_text(encoding="utf-8"))
-    kernels_of: Dict[Tuple[str, str], Dict[int, Kernels]] = {}
+    kernels_of: dict[tuple[str, str], dict[int, Kernels]] = {}
     for domain, operator, version, *kernels in content["rows"]:
         kernels_of.setdefault((domain, operator), {})[version] = Kernels(*kernels)
     return content["onnxruntime"], kernels_of
@@ -106,14 +106,14 @@ def placed(file: Path) -> Placement:
 class _Planner:
     """Places nodes in the order of the graph."""
 
-    def __init__(self, opsets: Dict[str, int]) -> None:
+    def __init__(self, opsets: dict[str, int]) -> None:
         self.opsets, self.placement = opsets, Placement()
-        self.types: Dict[str, str] = {}  # element type of each value, "" if unknown
-        self.at: Dict[str, str] = {}  # where each value is
-        self.small: Set[str] = set()
-        self.matrices: Set[str] = set()  # constants of several matrices
-        self.shapes: Set[str] = set()  # values on the host that come from shapes alone
-        self.readers: Dict[str, Set[str]] = {}  # where each value is read
+        self.types: dict[str, str] = {}  # element type of each value, "" if unknown
+        self.at: dict[str, str] = {}  # where each value is
+        self.small: set[str] = set()
+        self.matrices: set[str] = set()  # constants of several matrices
+        self.shapes: set[str] = set()  # values on the host that come from shapes alone
+        self.readers: dict[str, set[str]] = {}  # where each value is read
 
     def add(self, graph: Nodes, outermost: bool = False) -> None:
         for name, constant in graph.constants.items():
@@ -200,12 +200,12 @@ class _Planner:
             return False
         return all(readable(*place) for place in names)
 
-    def _matched(self, node: Node, kernels: Kernels) -> Optional[List[str]]:
+    def _matched(self, node: Node, kernels: Kernels) -> list[str] | None:
         """Return the output types of the first kernel that takes the inputs, or None."""
         if node.bodies:
             return [""] * len(node.outputs)
         takes = _repeated(kernels.takes, len(node.inputs))
-        bound: Dict[str, str] = {}
+        bound: dict[str, str] = {}
         for name, parameter in zip(node.inputs, takes, strict=False):
             element = self.types.get(name, "")
             if name and element and bound.setdefault(parameter, element) != element:
@@ -222,13 +222,13 @@ class _Planner:
         return None
 
 
-def _repeated(parameters: List[str], count: int) -> List[str]:
+def _repeated(parameters: list[str], count: int) -> list[str]:
     if "..." in parameters:
         return [*parameters[:-1], *[parameters[-2]] * count][:count]
     return [*parameters, *parameters[-1:] * count][:count]
 
 
-def refusals(node: Node) -> List[str]:
+def refusals(node: Node) -> list[str]:
     """Return why the kernel of a node returns an error in every run."""
     there = [bool(name) for name in node.inputs] + [False] * 16
     reasons = []

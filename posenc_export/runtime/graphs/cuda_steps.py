@@ -7,7 +7,7 @@ memory or wait for the device. Each thread has its own graphs.
 
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Hashable, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Hashable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 import onnxruntime
@@ -28,7 +28,7 @@ class DeviceCopies:
     """Copies on the device of arrays that do not change, each kept as long as its array."""
 
     def __init__(self) -> None:
-        self._copies: Dict[int, Tuple[Any, Any]] = {}
+        self._copies: dict[int, tuple[Any, Any]] = {}
 
     def address(self, array: np.ndarray) -> int:
         """Return the address on the device of an array that is contiguous in its base."""
@@ -55,9 +55,9 @@ class DeviceSteps:
         self.session, self.copies = session, DeviceCopies()
         self.most = MOST_GRAPHS if captures else 0  # captured steps
         self.uncaptured = _options(UNCAPTURED) if captures else None
-        self._memories: Dict[Shape, StepMemory] = {}
-        self._slots: Dict[int, np.ndarray] = {}
-        self._ids: Dict[Hashable, int] = {}
+        self._memories: dict[Shape, StepMemory] = {}
+        self._slots: dict[int, np.ndarray] = {}
+        self._ids: dict[Hashable, int] = {}
 
     def prepare(
         self,
@@ -95,7 +95,7 @@ class DeviceSteps:
             self._ids[bound] = len(self._ids) + 1
         return self._ids.get(bound, UNCAPTURED)
 
-    def _staged(self, feeds: Feeds, result: np.ndarray) -> Tuple[Dict[str, int], Launch, int]:
+    def _staged(self, feeds: Feeds, result: np.ndarray) -> tuple[dict[str, int], Launch, int]:
         """Return the addresses of inputs and of the output on the device, and a function that
         copies the inputs there, together, since each copy waits.
         """

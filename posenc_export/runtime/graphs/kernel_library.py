@@ -3,7 +3,7 @@
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from posenc_export.runtime.graphs import onnx_files
 from posenc_export.shared.foreign import brief
@@ -26,7 +26,7 @@ def missing() -> ModuleNotFoundError:
     return ModuleNotFoundError(f"{rule}; {INSTALL}", name=FILE.parts[0])
 
 
-def path() -> Optional[Path]:
+def path() -> Path | None:
     """Return the library of POSENC_KERNELS, of `make kernels` in a source tree, or installed; None
     without one. Raise ValueError if POSENC_KERNELS names no file.
     """

@@ -4,15 +4,15 @@ import mmap
 import re
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, Iterator, Set, Tuple, Type, Union
+from typing import Iterator
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared.refusal import refusal
 
-Buffer = Union[bytes, mmap.mmap, memoryview]
+Buffer = bytes | mmap.mmap | memoryview
 # For each message type of onnx.proto: the field numbers that lead to tensors, and the message type
 # of each.
-FIELDS: Dict[str, Dict[int, str]] = {
+FIELDS: dict[str, dict[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
     "training": {1: "graph", 2: "graph"},
     "function": {7: "node", 11: "attribute"},
@@ -45,7 +45,7 @@ def check_external(path: Path, manifest: Manifest) -> None:
         raise ValueError(f"{rule} read files that the manifest lists, got {got}")
 
 
-def external_files(path: Path) -> Set[str]:
+def external_files(path: Path) -> set[str]:
     """Return the external data files that an ONNX file names, or raise ValueError if it is none."""
     if not path.stat().st_size:
         raise ValueError("an empty file")
@@ -56,7 +56,7 @@ def external_files(path: Path) -> Set[str]:
         return locations(content)
 
 
-def locations(content: Buffer) -> Set[str]:
+def locations(content: Buffer) -> set[str]:
     """Return the external data files that a ModelProto names, or raise ValueError if it is none."""
     with memoryview(content) as view:
         return set(_locations(view, 0, len(view), "model", 0))
@@ -75,7 +75,7 @@ def _locations(view: memoryview, at: int, end: int, message: str, depth: int) ->
         yield entry[2].decode("utf-8", "replace")
 
 
-def fields(view: memoryview, at: int, end: int) -> Iterator[Tuple[int, int, int, int]]:
+def fields(view: memoryview, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield number, wire type, and start and end of the content, or an integer twice, of the fields
     of the message at at .. end - 1. Raise ValueError if it is none.
     """
@@ -95,7 +95,7 @@ def fields(view: memoryview, at: int, end: int) -> Iterator[Tuple[int, int, int,
         yield field, kind, start, at
 
 
-def _varint(view: memoryview, at: int, end: int) -> Tuple[int, int]:
+def _varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
     """Read the variable-length integer at index `at`. Return it and the index after it."""
     number = 0
     for shift in range(0, 70, 7):
@@ -109,7 +109,7 @@ def _varint(view: memoryview, at: int, end: int) -> Tuple[int, int]:
     raise ValueError("an integer of more than ten bytes")
 
 
-def load_errors() -> Tuple[Type[Exception], ...]:
+def load_errors() -> tuple[type[Exception], ...]:
     """Return the exceptions that ONNX Runtime raises while it loads or runs a graph."""
     from onnxruntime.capi import onnxruntime_pybind11_state as states
 

@@ -4,7 +4,7 @@ import struct
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, DefaultDict, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Iterator
 
 import numpy as np
 
@@ -18,7 +18,7 @@ TYPES = {
 }  # fmt: skip
 NUMPY = {"float": "<f4", "double": "<f8", "bfloat16": "<u2", "uint4": "u1", "int4": "u1"}
 TYPED = (4, 5, 6, 7, 10, 11)  # fields of TensorProto that hold numbers in another form than raw
-Parts = DefaultDict[int, List[bytes]]
+Parts = defaultdict[int, list[bytes]]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Constant:
 
     name: str  # of the value; empty for the value of an attribute
     element: str  # element type, one of TYPES
-    shape: Tuple[int, ...]  # numbers of 4 bits count one by one
+    shape: tuple[int, ...]  # numbers of 4 bits count one by one
     content: bytes = b""  # its bytes, if they stand in the graph's file
     file: str = ""  # where they stand otherwise, from byte `offset` on
     offset: int = 0
@@ -60,11 +60,11 @@ class Node:
     domain: str = ""  # "" is the domain ai.onnx
     operator: str = ""
     name: str = ""
-    inputs: List[str] = field(default_factory=list)  # "" for an optional one that is left out
-    outputs: List[str] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)  # "" for an optional one that is left out
+    outputs: list[str] = field(default_factory=list)
     # int, float, str, Constant, Nodes, or a list of numbers or strings, by name.
-    attributes: Dict[str, Any] = field(default_factory=dict)
-    serialised: Dict[str, bytes] = field(default_factory=dict)  # AttributeProtos by name
+    attributes: dict[str, Any] = field(default_factory=dict)
+    serialised: dict[str, bytes] = field(default_factory=dict)  # AttributeProtos by name
 
     @property
     def element(self) -> str:
@@ -73,7 +73,7 @@ class Node:
         return value.element if isinstance(value, Constant) else ""
 
     @property
-    def bodies(self) -> List["Nodes"]:
+    def bodies(self) -> list["Nodes"]:
         """Subgraphs, such as the branches of If."""
         return [value for value in self.attributes.values() if isinstance(value, Nodes)]
 
@@ -82,12 +82,12 @@ class Node:
 class Nodes:
     """A graph."""
 
-    nodes: List[Node] = field(default_factory=list)
-    inputs: Dict[str, str] = field(default_factory=dict)  # element types by name
-    constants: Dict[str, Constant] = field(default_factory=dict)  # by name
-    outputs: List[str] = field(default_factory=list)  # names
-    opsets: Dict[str, int] = field(default_factory=dict)  # by domain; of the outermost graph
-    serialised: Dict[str, bytes] = field(default_factory=dict)  # ValueInfoProtos by name
+    nodes: list[Node] = field(default_factory=list)
+    inputs: dict[str, str] = field(default_factory=dict)  # element types by name
+    constants: dict[str, Constant] = field(default_factory=dict)  # by name
+    outputs: list[str] = field(default_factory=list)  # names
+    opsets: dict[str, int] = field(default_factory=dict)  # by domain; of the outermost graph
+    serialised: dict[str, bytes] = field(default_factory=dict)  # ValueInfoProtos by name
 
     def walk(self) -> Iterator[Node]:
         """Yield its nodes, each before those of its subgraphs."""
@@ -154,10 +154,10 @@ def _node(content: bytes) -> Node:
     return Node(domain, operator, name, inputs, outputs, attributes, serialised)
 
 
-def _attribute(content: bytes) -> Tuple[str, Any]:
+def _attribute(content: bytes) -> tuple[str, Any]:
     """Return name and value of an attribute; None for a type that no graph of this package has."""
     parts = _parts(content)
-    readers: Dict[int, Callable[[bytes], Any]] = {3: _number, 4: _text, 5: _tensor, 6: _graph}
+    readers: dict[int, Callable[[bytes], Any]] = {3: _number, 4: _text, 5: _tensor, 6: _graph}
     readers[2] = lambda content: struct.unpack("<f", content)[0]
     value: Any = next((read(parts[at][0]) for at, read in readers.items() if at in parts), None)
     if 7 in parts:

@@ -4,7 +4,7 @@ import struct
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Collection, Iterable, List, Mapping, Sequence, Union
+from typing import Any, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnxruntime
@@ -19,7 +19,7 @@ ELEMENTS = {"float32": "float", "float64": "double"}  # names that differ from t
 
 
 def with_attribute(
-    node: Node, name: str, value: Union[int, float, str, Constant, Nodes, List[int]]
+    node: Node, name: str, value: int | float | str | Constant | Nodes | list[int]
 ) -> Node:
     """Return a copy of a node with another value of an attribute."""
     if isinstance(value, Nodes):
@@ -63,7 +63,7 @@ def new_node(
     operator: str,
     inputs: Sequence[str],
     outputs: Sequence[str],
-    attributes: Mapping[str, Union[int, float, str, List[int]]] = NONE,
+    attributes: Mapping[str, int | float | str | list[int]] = NONE,
     domain: str = "",
 ) -> Node:
     """Return a node with attributes that are numbers, strings or lists of whole numbers."""
@@ -88,7 +88,7 @@ def constant(name: str, numbers: np.ndarray, element: str = "") -> Constant:
     return Constant(name, element, numbers.shape, raw, serialised=serialised)
 
 
-def constant_nodes(graph: Nodes) -> List[Node]:
+def constant_nodes(graph: Nodes) -> list[Node]:
     """Return the nodes that depend on constants only."""
     values = {"", *graph.constants}
     kept = []
@@ -142,7 +142,7 @@ def opened(model: bytes, folder: Path) -> Any:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def reads(node: Node) -> List[str]:
+def reads(node: Node) -> list[str]:
     """Return the names of the values that a node and its subgraphs read."""
     inner = [name for body in node.bodies for part in body.nodes for name in reads(part)]
     return [*node.inputs, *inner, *(name for body in node.bodies for name in body.outputs)]

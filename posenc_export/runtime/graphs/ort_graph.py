@@ -4,7 +4,7 @@ import contextlib
 import functools
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ContextManager, List, Mapping, Optional, Tuple
+from typing import Any, ContextManager, Mapping
 
 try:
     import onnxruntime
@@ -41,7 +41,7 @@ class OrtGraph:
         path: Path,
         manifest: Manifest,
         provider: str,
-        threads: Optional[int],
+        threads: int | None,
         capture: bool = True,
         content: bytes = b"",
     ) -> None:
@@ -134,14 +134,14 @@ class OrtGraph:
             states.bound = binding if reuse else states.bound
         for name, array in feeds.items():
             device = "cuda" if name in addresses else "cpu"
-            address = addresses[name] if name in addresses else array.ctypes.data
+            address = addresses.get(name, array.ctypes.data)
             binding.bind_input(name, device, 0, array.dtype, array.shape, address)
         return binding
 
 
 def _opened(
-    model: Any, options: Any, provider: str, disabled: List[str], captures: bool
-) -> Tuple[Any, bool]:
+    model: Any, options: Any, provider: str, disabled: list[str], captures: bool
+) -> tuple[Any, bool]:
     """Open a session on a file or a serialised model. Return it, and whether it captures CUDA
     graphs. If ONNX Runtime refuses to capture them, as it may if cuda_kernels.json was made for
     another version, the session is opened without.

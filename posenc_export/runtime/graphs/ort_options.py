@@ -3,7 +3,7 @@
 import functools
 import warnings
 from pathlib import Path
-from typing import Any, Collection, Dict, Optional, Sequence, Tuple
+from typing import Any, Collection, Sequence
 
 import numpy as np
 import onnxruntime
@@ -66,7 +66,7 @@ def _warn_once(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=5)  # at the call of `load`
 
 
-def session_options(manifest: Manifest, threads: Optional[int]) -> Any:
+def session_options(manifest: Manifest, threads: int | None) -> Any:
     """Return the options that run an artefact. threads: per operator; None uses all cores. Raise
     ModuleNotFoundError for operators that are not installed.
     """
@@ -80,15 +80,15 @@ def session_options(manifest: Manifest, threads: Optional[int]) -> Any:
     return options_of(manifest.operators, entries, threads, native)
 
 
-def in_float32(bits: int) -> Tuple[str, str]:
+def in_float32(bits: int) -> tuple[str, str]:
     """Return the entry with which products of few bits do not round activations."""
     return FOUR_BITS if bits == 4 else EIGHT_BITS
 
 
 def options_of(
     operators: Collection[str],
-    entries: Sequence[Tuple[str, str]],
-    threads: Optional[int],
+    entries: Sequence[tuple[str, str]],
+    threads: int | None,
     native: bool,
 ) -> Any:
     """Return the options that run some operators, with entries of the configuration (see
@@ -129,7 +129,7 @@ def saturates() -> bool:
     """Return whether ONNX Runtime limits sums of two products to 16 bits here, as the instruction
     vpmaddubsw does that it chooses for processors with AVX2 or AVX-512 and without VNNI.
     """
-    numbers: Dict[str, np.ndarray] = {
+    numbers: dict[str, np.ndarray] = {
         "w": np.full((SIZE, SIZE), 127, np.int8),
         "one": np.ones(1, np.float32),
         "point": np.zeros(1, np.uint8),

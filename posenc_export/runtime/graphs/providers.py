@@ -1,7 +1,7 @@
 """Names of providers, and threads of an operator."""
 
 import os
-from typing import Any, Optional, Union
+from typing import Any
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared import suggestion
@@ -15,7 +15,7 @@ HELP = "auto, cpu or cuda for ONNX Runtime; cpu for torch (default: auto)"
 AUTO = "auto"
 # Operators of target ort that have no float32 kernel for CUDA, or one with other rules.
 HOST_ONLY = {"GroupQueryAttention", "MoE", "QMoE"}
-Threads = Union[None, int, str]  # None, a number, or AUTO
+Threads = None | int | str  # None, a number, or AUTO
 PRODUCTS = (
     "Conv", "DynamicQuantizeMatMul", "Gemm", "MatMul", "MatMulInteger", "MatMulIntegerToFloat",
     "MatMulNBits", "MoE", "QMoE",
@@ -57,7 +57,7 @@ def host_only(manifest: Manifest) -> str:
     return f"target {manifest.target} in float32" if ours and manifest.dtype == "float32" else ""
 
 
-def threads_for(threads: Threads, manifest: Manifest) -> Optional[int]:
+def threads_for(threads: Threads, manifest: Manifest) -> int | None:
     """Return the number of threads, or None for all cores: for AUTO, a thread for every SHARE
     numbers of a product, at least LEAST and at most all cores.
     """

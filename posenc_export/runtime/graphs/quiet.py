@@ -4,14 +4,14 @@ import logging
 import threading
 import warnings
 from contextlib import contextmanager
-from typing import Iterator, Type
+from typing import Iterator
 
 _alone = threading.RLock()
 
 
 @contextmanager
 def quiet(
-    *categories: Type[Warning], message: str = "", logger: str = "", level: int = logging.ERROR
+    *categories: type[Warning], message: str = "", logger: str = "", level: int = logging.ERROR
 ) -> Iterator[None]:
     """Ignore warnings whose text starts with a regular expression, and a logger below a level.
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Sequence
 
 from posenc_export.runtime.artefact import archive, pt2_archive, rules
 from posenc_export.runtime.artefact.files import utf8
@@ -18,7 +18,7 @@ from posenc_export.shared.foreign import explained
 from posenc_export.shared.refusal import expect
 
 _lock = threading.Lock()
-_limits: List[int] = []  # one entry per running call: the number of threads of its graph
+_limits: list[int] = []  # one entry per running call: the number of threads of its graph
 _outside = [0]  # the number of threads when the first of these calls started
 
 
@@ -90,7 +90,7 @@ def limited(run: Callable[..., Any], threads: int) -> Callable[..., Any]:
     return call
 
 
-def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> TorchGraph:
+def load_torch(folder: Path, manifest: Manifest, threads: int | None) -> TorchGraph:
     """Load the file of a torch target. Its digest must have been compared before (files.check).
 
     A TorchScript file is a program, which can run any code of its own. model.pt2 is loaded only if
@@ -104,10 +104,9 @@ def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> Torc
         remedy = "pip install 'posenc-export[export]'"
         raise ModuleNotFoundError(f"{rule}, got none; {remedy}", name="torch") from error
     path = folder / rules.graph_file(manifest)
-    if manifest.target == "pt2":
-        run = _program(path, manifest)
-    else:  # without the hooks of torch.nn.Module, which take several us
-        run = read_script(path).forward
+    # Scripts run without the hooks of torch.nn.Module, which take several us.
+    of_program = manifest.target == "pt2"
+    run = _program(path, manifest) if of_program else read_script(path).forward
     return TorchGraph(limited(run, threads) if threads else run, manifest)
 
 
@@ -131,7 +130,7 @@ def _program(path: Path, manifest: Manifest) -> Any:
         # range: most of the time of a small model's step.
         run = partial(program.graph_module.forward, *weights_of(program))
 
-    def call(*arguments: Any) -> Tuple[Any, Sequence[Any]]:
+    def call(*arguments: Any) -> tuple[Any, Sequence[Any]]:
         *single, states = arguments
         outputs = run(*single, *states)
         return outputs[0], outputs[first_state:]
@@ -139,7 +138,7 @@ def _program(path: Path, manifest: Manifest) -> Any:
     return call
 
 
-def weights_of(program: Any) -> List[Any]:
+def weights_of(program: Any) -> list[Any]:
     """Return the tensors that are the first arguments of the graph of an ExportedProgram."""
     values = {**program.constants, **program.state_dict}
     specs = program.graph_signature.input_specs
@@ -171,7 +170,7 @@ def _check_arguments(program: Any, manifest: Manifest) -> None:
     others = [0] * (len(manifest.states) - len(positions))
     inputs, encoder = [0] * len(manifest.inputs), [0] * len(manifest.encoder)
     given = [*others, *[0] * (len(manifest.outputs) - 1)]
-    wanted: Dict[str, Tuple[Any, Any]] = {
+    wanted: dict[str, tuple[Any, Any]] = {
         "takes": (program.call_spec.in_spec, ((*inputs, *positions, [*others, *encoder]), {})),
         "returns": (program.call_spec.out_spec, (0, *positions, given)),
     }
@@ -190,6 +189,6 @@ def _refusing_damage(path: Path) -> Iterator[None]:
     rule = f"runtime: {path.name}: expected a file that torch loads"
     error = torch._export.verifier.SpecViolationError  # whose base is Exception
     # torch logs tracebacks of exceptions that are handled here.
-    with quiet(logger="torch.export", level=logging.CRITICAL):
-        with explained(rule, "export again", error):
-            yield
+    silent = quiet(logger="torch.export", level=logging.CRITICAL)
+    with silent, explained(rule, "export again", error):
+        yield

@@ -5,7 +5,7 @@ token, K kv heads, D head size.
 """
 
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
@@ -14,8 +14,8 @@ from posenc_export.runtime.session.errors import expected
 from posenc_export.shared.refusal import short_repr
 from posenc_export.shared.tables import counted
 
-Inputs = Union[np.ndarray, Sequence[Any]]  # an array, or a list of rows of different lengths
-Numbers = Union[None, int, Sequence[int], np.ndarray]  # one number, or one per row
+Inputs = np.ndarray | Sequence[Any]  # an array, or a list of rows of different lengths
+Numbers = None | int | Sequence[int] | np.ndarray  # one number, or one per row
 
 
 class RowTokens(NamedTuple):
@@ -24,7 +24,7 @@ class RowTokens(NamedTuple):
     rows: slice  # indices of the rows
     x: np.ndarray  # tokens [n,S] or [n,S,E]
     counts: np.ndarray  # number of tokens of each row [n] int64
-    planes: Dict[str, np.ndarray]  # coordinates and token types by graph input [A,n,S] int64
+    planes: dict[str, np.ndarray]  # coordinates and token types by graph input [A,n,S] int64
     # Column of the outputs [n] for the first token of each row; those of negative columns are not
     # requested.
     columns: np.ndarray
@@ -44,9 +44,9 @@ class Prompt:
 
     tokens: RowTokens  # of all rows
     start: Numbers  # as passed, like `encoder`
-    encoder: Optional[Inputs]
+    encoder: Inputs | None
     # Column of each row's first token in the caller's input [B]; None for the first one
-    begins: Optional[np.ndarray]
+    begins: np.ndarray | None
     chunk: int  # largest number of tokens of a row to feed at a time, at most that of any row
     # Number of last tokens of each row whose outputs are requested, at most the length of the
     # longest row; 0 for all tokens
@@ -85,12 +85,12 @@ def check_prefill(
     manifest: Manifest,
     inputs: Inputs,
     start: Numbers = None,
-    attention_mask: Optional[np.ndarray] = None,
-    chunk: Optional[int] = None,
-    grid: Optional[np.ndarray] = None,
-    token_types: Optional[np.ndarray] = None,
-    encoder: Optional[Inputs] = None,
-    logits_to_keep: Optional[int] = None,
+    attention_mask: np.ndarray | None = None,
+    chunk: int | None = None,
+    grid: np.ndarray | None = None,
+    token_types: np.ndarray | None = None,
+    encoder: Inputs | None = None,
+    logits_to_keep: int | None = None,
 ) -> Prompt:
     """Check what does not depend on the session's rows in a prefill. Raise ValueError."""
     x, counts = padded_rows(inputs, manifest.inputs[0])
@@ -128,10 +128,10 @@ def check_every_row(counts: np.ndarray, rows: str) -> None:
         raise expected(f"at least one token in every {rows}", got, "leave empty rows out")
 
 
-def check_rewind(manifest: Manifest, length: List[int], n: Numbers) -> List[int]:
+def check_rewind(manifest: Manifest, length: list[int], n: Numbers) -> list[int]:
     """Return how many tokens `n` takes back from each row. Raise ValueError for too many."""
     check_has_cache(manifest, "rewind")
-    counts: List[int] = per_row("n of rewind", n, len(length) or 1).tolist()
+    counts: list[int] = per_row("n of rewind", n, len(length) or 1).tolist()
     if any(counts) and not length:
         raise no_rows("rewind")
     if any(a > b for a, b in zip(counts, length or [0], strict=True)):
@@ -193,13 +193,13 @@ def _plane(prompt: Prompt, name: str, numbers: np.ndarray, planes: int, limit: i
     for row, count in enumerate(tokens.counts.tolist()):
         begin = 0 if begins is None else int(begins[row])
         part = inside[:, row, :count] = numbers[:, row, begin : begin + count]
-        if part.size and not (0 <= part.min() and part.max() < limit):
+        if part.size and not (part.min() >= 0 and part.max() < limit):
             got, remedy = f"{part.min()} .. {part.max()}", "export a larger range"
             raise expected(f"{name} in 0 .. {limit - 1}", got, f"{remedy}, or give smaller numbers")
     return inside
 
 
-def encoder_outputs(manifest: Manifest, prompt: Prompt) -> Dict[str, np.ndarray]:
+def encoder_outputs(manifest: Manifest, prompt: Prompt) -> dict[str, np.ndarray]:
     """Check the encoder outputs that a caller passes for the rows of a prompt, and return the graph
     inputs listed in Manifest.encoder: a mask [B,Q] int64 first, then the keys and values [B,K,Q,D].
     Raise ValueError for missing or unneeded ones, other rows, shapes or dtypes, and rows without
@@ -233,8 +233,8 @@ def encoder_outputs(manifest: Manifest, prompt: Prompt) -> Dict[str, np.ndarray]
 
 
 def append_encoder_outputs(
-    outputs: Dict[str, np.ndarray], new: Dict[str, np.ndarray]
-) -> Dict[str, np.ndarray]:
+    outputs: dict[str, np.ndarray], new: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """Return encoder outputs followed by those of new rows. Shorter sequences are padded."""
     joint = {}
     for name, array in outputs.items():  # [B,Q] or [B,K,Q,D]
@@ -282,7 +282,7 @@ def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
 
 def align(
     padded: np.ndarray, counts: np.ndarray, attention_mask: Any
-) -> Tuple[np.ndarray, np.ndarray, Optional[np.ndarray]]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Move the tokens that a mask keeps of rows [B,S] or [B,S,E] to the first columns, with zeros
     behind. Return the rows, the number of tokens of each [B], and the column where each began [B],
     None if all tokens are kept. Raise ValueError for a wrong mask.
@@ -308,7 +308,7 @@ def align(
     return first, counts, begins
 
 
-def padded_rows(inputs: Inputs, value: Value) -> Tuple[np.ndarray, np.ndarray]:
+def padded_rows(inputs: Inputs, value: Value) -> tuple[np.ndarray, np.ndarray]:
     """Return rows as [B,S,*], padded on the right, and their lengths. An array of value's dtype is
     returned as it is if it is contiguous. Raise ValueError for another dtype or shape.
     """

@@ -2,20 +2,21 @@
 is written. On the device, the CUDA runtime that ONNX Runtime has loaded copies it.
 """
 
+import contextlib
 import ctypes
 import functools
 import math
 import mmap
 import sys
 import threading
-from typing import Any, Callable, Sequence, Tuple, Union
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import State
 
-Slots = Union[slice, np.ndarray]
-Place = Tuple[int, int]  # row and slot
+Slots = slice | np.ndarray
+Place = tuple[int, int]  # row and slot
 # Dtypes that numpy lacks: dtype of the same size that holds their bits, and TensorProto.DataType.
 ELEMENTS = {"bfloat16": ("uint16", 16)}
 DEVICE_TO_HOST, DEVICE_TO_DEVICE = 2, 3  # cudaMemcpyKind
@@ -78,7 +79,7 @@ class Buffer:
         with DEVICE_LOCK:
             return self.value.numpy()
 
-    def write(self, part: Tuple[Any, ...], content: Any) -> None:
+    def write(self, part: tuple[Any, ...], content: Any) -> None:
         """Overwrite a part of the content, by its index, with an array or a number."""
         if self.device == "cpu":
             self.array[part] = content
@@ -96,7 +97,7 @@ class Buffer:
             size, origin = rows * self.row_bytes, source.address + first * self.row_bytes
             copy(self.address + row * self.row_bytes, size, origin, size, size, 1)
 
-    def part(self, row: int, slots: Slots) -> Tuple[Any, ...]:
+    def part(self, row: int, slots: Slots) -> tuple[Any, ...]:
         """Return the index of some slots of a row."""
         return (row, *[slice(None)] * (self.axis - 1), slots)
 
@@ -138,7 +139,7 @@ class Buffer:
             if first < last:
                 self.mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
 
-    def _pieces(self, row: int, slots: int, begin: int) -> Tuple[int, ...]:
+    def _pieces(self, row: int, slots: int, begin: int) -> tuple[int, ...]:
         """Return address of the first piece of some slots of a row, bytes between pieces, bytes and
         number of pieces.
         """
@@ -151,7 +152,7 @@ class Buffer:
         )
 
 
-def reserved_memory(shape: Sequence[int], dtype: np.dtype) -> Tuple[np.ndarray, mmap.mmap]:
+def reserved_memory(shape: Sequence[int], dtype: np.dtype) -> tuple[np.ndarray, mmap.mmap]:
     """Return an array of zeros, and the mapping in which it lies. Raise MemoryError if the system
     has no addresses for it.
     """
@@ -159,11 +160,9 @@ def reserved_memory(shape: Sequence[int], dtype: np.dtype) -> Tuple[np.ndarray, 
         memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=SHARED_WITH_NONE)
     except (OSError, OverflowError, ValueError) as error:
         raise MemoryError(f"expected addresses for an array of {list(shape)}: {error}") from None
-    try:
+    with contextlib.suppress(OSError):  # of a system without large pages
         # Large pages would take memory for slots that are never written.
         memory.madvise(mmap.MADV_NOHUGEPAGE)
-    except OSError:  # a system without large pages
-        pass
     return np.frombuffer(memory, dtype).reshape(shape), memory
 
 

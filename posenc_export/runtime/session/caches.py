@@ -9,7 +9,7 @@ Shapes: R rows in memory, S new tokens, M slots of caches that are written in pl
 
 import math
 from functools import partial
-from typing import Any, Callable, Dict, List, NamedTuple, Protocol, Sequence, Tuple, Union
+from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
@@ -20,8 +20,8 @@ MOST_RUNS = 64  # ranges of rows whose memory is kept
 INITIAL_SLOTS = 256  # slots of the first caches of a graph whose cost does not follow the capacity
 WINDOW_ROOM = 256  # tokens of a call that caches of windows have room for, at least
 Write = Callable[[], None]  # a write to memory that can be repeated after an interrupt
-Feeds = Dict[str, np.ndarray]  # graph inputs or outputs of a run by name, without the caches
-Shape = Tuple[int, ...]
+Feeds = dict[str, np.ndarray]  # graph inputs or outputs of a run by name, without the caches
+Shape = tuple[int, ...]
 BoundRun = Callable[[], object]
 
 
@@ -36,7 +36,7 @@ class StateMemory(NamedTuple):
     after: Shape  # shape that the graph writes
 
 
-class RunMemory(List[StateMemory]):
+class RunMemory(list[StateMemory]):
     """The memory of the states of a run, and what a graph keeps of it for the next one."""
 
     bound: Any = None
@@ -90,7 +90,7 @@ class Memory(NamedTuple):
     """
 
     state: State
-    buffers: Tuple[Buffer, Buffer]
+    buffers: tuple[Buffer, Buffer]
 
     def take(self, old: "Memory", slots: Sequence[int], turn: int) -> None:
         """Copy the content of other memory, as far as there is room. slots: for a state in place,
@@ -157,16 +157,16 @@ class Caches:
     def _allocate(self, rows: int, extent: int) -> None:
         self.rows, self.extent = rows, extent
         self.written = np.zeros(rows, np.int64)
-        self.states: List[Memory] = []
-        self.bindings: Dict[Any, Any] = {}
-        self._runs: Dict[Tuple[int, int], RunMemory] = {}
+        self.states: list[Memory] = []
+        self.bindings: dict[Any, Any] = {}
+        self._runs: dict[tuple[int, int], RunMemory] = {}
 
     @property
-    def buffers(self) -> List[Buffer]:
+    def buffers(self) -> list[Buffer]:
         """All memory; each buffer once."""
         return list(dict.fromkeys(buffer for memory in self.states for buffer in memory.buffers))
 
-    def of(self, kind: str) -> List[Memory]:
+    def of(self, kind: str) -> list[Memory]:
         """Return the memory of the states with an update rule."""
         return [memory for memory in self.states if memory.state.update == kind]
 
@@ -208,7 +208,7 @@ class Caches:
         same = (count, extent) == (self.rows, self.extent)
         return self if same else self._resized(count, extent, slots, turn)
 
-    def mark_written(self, rows: slice, slots: Union[int, np.ndarray]) -> None:
+    def mark_written(self, rows: slice, slots: int | np.ndarray) -> None:
         """Count the first slots of some rows, one number or [n], as written."""
         written = self.written[rows]
         np.maximum(written, slots, out=written)
@@ -222,7 +222,7 @@ class Caches:
                 buffer.clear(row, in_windows if state.window else hidden)
 
     def copy(
-        self, to: Place, source: "Caches", at: Place, tokens: int, kept: Tuple[int, int] = (0, 0)
+        self, to: Place, source: "Caches", at: Place, tokens: int, kept: tuple[int, int] = (0, 0)
     ) -> None:
         """Copy `tokens` tokens of states in place from other caches, from row and token `at` on, to
         row and token `to` of these. Caches of windows get the tokens that both hold; a row that
@@ -240,7 +240,7 @@ class Caches:
             else:
                 buffer.copy_slots(to, other, at, tokens)
 
-    def moves(self, row: int, slots: slice) -> List[Write]:
+    def moves(self, row: int, slots: slice) -> list[Write]:
         """Return the writes that move slots of caches of windows of a row to the first slots, and
         clear those behind.
         """
@@ -253,7 +253,7 @@ class Caches:
         windowed = [memory.buffers[0] for memory in self.of(IN_PLACE) if memory.state.window]
         return [partial(move, one, one.read()[one.part(row, slots)].copy()) for one in windowed]
 
-    def snapshot(self, row: int, turn: int) -> List[np.ndarray]:
+    def snapshot(self, row: int, turn: int) -> list[np.ndarray]:
         """Return copies of one row of the states that each call replaces."""
         return [memory.buffers[turn].read()[row].copy() for memory in self.of(REPLACED)]
 
@@ -301,7 +301,7 @@ class Caches:
         caches = self.empty(rows, extent)
         caches.written[: self.rows] = np.minimum(self.written[:rows], slots)
         filled = self.written[:rows].clip(max=slots).tolist()
-        shapes: Dict[Any, Shape] = {}
+        shapes: dict[Any, Shape] = {}
         for index, state in enumerate(self.graph.manifest.states):
             key = (state.axes, state.axis, state.window)  # layers have states of few shapes
             if key not in shapes:

@@ -16,7 +16,7 @@ probability that the model gives it.
 import functools
 import math
 from dataclasses import InitVar, dataclass, field, replace
-from typing import Any, Callable, Dict, Generator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Generator, Sequence
 
 import numpy as np
 
@@ -32,10 +32,10 @@ SIZES = (8, 4, 2)  # tokens of an n-gram that a look-up searches, the most relia
 MOST = 15  # largest number of drafted tokens
 LOOKUP = "lookup"
 LEAST_REWIND = 4 * MOST  # a row may be that many tokens ahead of what is returned
-Speculate = Optional[str]  # None or LOOKUP
+Speculate = str | None  # None or LOOKUP
 
 
-def _feed(session: Any, prompt: Optional[Inputs], encoder: Optional[Inputs], rows: int) -> Any:
+def _feed(session: Any, prompt: Inputs | None, encoder: Inputs | None, rows: int) -> Any:
     """Feed the prompt, or the first tokens of a decoder that reads an encoder. Return the logits
     after them [B,V]. Raise ValueError as Session.generate does.
     """
@@ -72,7 +72,7 @@ class Sampling:
     top_p: float
     seed: int = 0
     max_tokens: int = 1
-    stop: Optional[Sequence[int]] = None
+    stop: Sequence[int] | None = None
 
     def checked(self, stop_ids: Sequence[int]) -> "Sampling":
         """Return the arguments with a list of ids as `stop`, by default stop_ids. Raise ValueError
@@ -125,9 +125,9 @@ class Lookup:
 
     def __init__(self, text: Sequence[int]) -> None:
         self.count = 1
-        self._text: List[int] = []
+        self._text: list[int] = []
         # By n-gram: index of the token after its last occurrence.
-        self._following: Dict[Tuple[int, ...], int] = {}
+        self._following: dict[tuple[int, ...], int] = {}
         self.extend(text)
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -139,7 +139,7 @@ class Lookup:
                     self._following[tuple(text[-size:])] = len(text)
             text.append(int(token))
 
-    def propose(self) -> List[int]:
+    def propose(self) -> list[int]:
         """Return `count` tokens that may follow, at least one; none if no n-gram occurs before."""
         text = self._text
         for size in SIZES:
@@ -165,9 +165,9 @@ class Reader:
     length: InitVar[int]
     sampling: Sampling  # checked
     row: int = 0
-    drafts: Optional[Lookup] = None  # None for plain decoding
-    unread: List[int] = field(default_factory=list)  # tokens to read before a token can be chosen
-    tokens: List[int] = field(default_factory=list)  # those generated
+    drafts: Lookup | None = None  # None for plain decoding
+    unread: list[int] = field(default_factory=list)  # tokens to read before a token can be chosen
+    tokens: list[int] = field(default_factory=list)  # those generated
     done: bool = False  # whether the row has ended
 
     def __post_init__(self, length: int) -> None:
@@ -206,9 +206,9 @@ class Reader:
             logits[list(rules.suppressed_first)] = -math.inf
         return logits
 
-    def keep(self, draft: List[int], logits: np.ndarray) -> List[int]:
+    def keep(self, draft: list[int], logits: np.ndarray) -> list[int]:
         """Choose tokens from logits [S,V] until one differs from the draft. Return them."""
-        chosen: List[int] = []
+        chosen: list[int] = []
         for drafted, of_token in zip([*draft, None], logits[-len(draft) - 1 :], strict=True):
             chosen.append(self.take(of_token))
             if self.done or chosen[-1] != drafted:
@@ -218,11 +218,11 @@ class Reader:
 
 def generate(
     session: Any,
-    prompt: Optional[Inputs],
+    prompt: Inputs | None,
     sampling: Sampling,
-    encoder: Optional[Inputs] = None,
+    encoder: Inputs | None = None,
     speculate: Speculate = None,
-    before: Optional[Inputs] = None,
+    before: Inputs | None = None,
 ) -> Generator[np.ndarray, None, None]:
     """Implement Session.generate, which documents the arguments. With drafts, the session may hold
     tokens in between that were not yielded; in the end it holds those of plain decoding.
@@ -234,7 +234,7 @@ def generate(
         check_speculate(session, speculate)
     given = encoder if prompt is None else prompt
     rows = 1 if given is None else len(given)
-    none: List[List[int]] = [[]] * rows
+    none: list[list[int]] = [[]] * rows
     earlier = none if before is None else _earlier(before, rows)
     logits = _feed(session, prompt, encoder, rows)
     begin, read = session.length, none if prompt is None else prompt
@@ -262,7 +262,7 @@ def generate(
             session.rewind(np.maximum(excess, 0))
 
 
-def _read(session: Any, readers: Sequence[Optional[Reader]]) -> None:
+def _read(session: Any, readers: Sequence[Reader | None]) -> None:
     """Read the unread tokens of each row and its drafts in one pass, and choose at least one token
     after them. A row whose reader is None reads nothing. Raise as Session.step.
     """
@@ -291,8 +291,8 @@ def _read(session: Any, readers: Sequence[Optional[Reader]]) -> None:
 
 
 def _drafts(
-    session: Any, readers: Sequence[Optional[Reader]], proposals: Sequence[List[int]]
-) -> List[List[int]]:
+    session: Any, readers: Sequence[Reader | None], proposals: Sequence[list[int]]
+) -> list[list[int]]:
     """Return the proposed tokens for which rows have room and runs of the graph are saved."""
     drafts, room = [], session.room.tolist()
     # Rows that are read one by one take as many runs of the graph as one step has rows.
@@ -317,7 +317,7 @@ def check_generates(manifest: Manifest) -> None:
         raise expected(rule, got, "call prefill, or use posenc inspect --runtime")
 
 
-def _earlier(before: Inputs, rows: int) -> List[List[int]]:
+def _earlier(before: Inputs, rows: int) -> list[list[int]]:
     """Return the ids that each row has read before the prompt. Raise ValueError for other rows."""
     ids = [array_of("a row of before", row) for row in before] if np.iterable(before) else []
     whole = all(row.ndim == 1 and (not row.size or row.dtype.kind in "iu") for row in ids)

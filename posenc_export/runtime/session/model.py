@@ -6,7 +6,7 @@ import functools
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Generator, List, Mapping, Optional, Sequence, Union
+from typing import Any, Generator, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -38,7 +38,7 @@ class Model:
         folder: folder of the artefact; None for a module in memory.
     """
 
-    def __init__(self, graph: Any, folder: Optional[Path] = None) -> None:
+    def __init__(self, graph: Any, folder: Path | None = None) -> None:
         self.graph, self.folder = graph, folder
 
     @property
@@ -51,9 +51,7 @@ class Model:
         """The provider that runs the graph, as `load` takes it, never "auto"."""
         return str(self.graph.provider)
 
-    def session(
-        self, batch: int = 1, capacity: Optional[int] = None, rewind: int = REWIND
-    ) -> Session:
+    def session(self, batch: int = 1, capacity: int | None = None, rewind: int = REWIND) -> Session:
         """Open a session with empty caches on this graph.
 
         Args:
@@ -131,8 +129,8 @@ class Model:
 
     def chat(
         self,
-        messages: Union[str, Sequence[Message]],
-        max_tokens: Optional[int] = None,
+        messages: str | Sequence[Message],
+        max_tokens: int | None = None,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -152,7 +150,7 @@ class Model:
         pieces = conversation.reply(messages, max_tokens, temperature, top_k, top_p, seed)
         return "".join(pieces)
 
-    def chat_ids(self, messages: Union[str, Sequence[Message]]) -> List[int]:
+    def chat_ids(self, messages: str | Sequence[Message]) -> list[int]:
         """Return the token ids that `chat` reads for a conversation, up to the beginning of the
         reply, for calls of a session. Arguments and errors as for `chat`.
         """
@@ -160,8 +158,8 @@ class Model:
 
     def conversation(
         self,
-        system: Optional[str] = None,
-        context: Optional[int] = None,
+        system: str | None = None,
+        context: int | None = None,
         speculate: Speculate = None,
         chat_template_kwargs: Mapping[str, Any] = {},
     ) -> "Conversation":
@@ -183,7 +181,7 @@ class Model:
         return Conversation(session, of_chat, system, context, speculate)
 
     def embed(
-        self, texts: Sequence[str], prompt: Optional[str] = None, batch: int = BATCH
+        self, texts: Sequence[str], prompt: str | None = None, batch: int = BATCH
     ) -> np.ndarray:
         """Return the sentence embeddings of texts [n,E] float32, in their order.
 
@@ -214,7 +212,7 @@ class Model:
     def _chat_codec(self) -> ChatCodec:
         return needed_chat_codec(self._folder("a chat template"), self.manifest)
 
-    def _of_text(self, capacity: Optional[int] = None) -> Session:
+    def _of_text(self, capacity: int | None = None) -> Session:
         """Open a session. Raise ValueError if the model does not generate from token ids alone."""
         generation.check_generates(self.manifest)
         if self.manifest.encoder:
@@ -237,15 +235,15 @@ class Writer:
     session: Session  # new, of one row
     tokenizer: Codec
     # Ids of the last continuation, the one that ended it included.
-    tokens: List[int] = field(default_factory=list)
-    _held: List[int] = field(default_factory=list)  # ids in the cache
+    tokens: list[int] = field(default_factory=list)
+    _held: list[int] = field(default_factory=list)  # ids in the cache
 
     def write(
         self,
         prompt: Sequence[int],
         sampling: Sampling,
         speculate: Speculate = None,
-        encoder: Optional[np.ndarray] = None,
+        encoder: np.ndarray | None = None,
     ) -> Pieces:
         """Yield the continuation in pieces, each of whole characters. Ids that end it give no text.
         If the caller stops early, the session holds what was yielded. encoder: [1,Q,N] of a decoder
@@ -253,7 +251,7 @@ class Writer:
         """
         self.tokens = []
         sampling = sampling.checked(self.session.manifest.stop_ids)
-        known = len(os.path.commonprefix([self._held, list(prompt[:-1])]))
+        known = len(os.path.commonprefix([self._held, list(prompt[:-1])]))  # noqa: RUF071 - of ids
         try:
             self.session.rewind(len(self._held) - known)
         except ValueError:  # a state that each call replaces keeps a limited history
@@ -274,7 +272,7 @@ class Writer:
             self._held = [*prompt, *self.tokens][: int(self.session.length.sum())]
 
 
-def prompt_ids(tokenizer: Codec, prompt: str, most: int) -> List[int]:
+def prompt_ids(tokenizer: Codec, prompt: str, most: int) -> list[int]:
     """Return the token ids of a prompt. Raise ValueError for another type, without a token, or with
     more than `most` tokens.
     """
@@ -305,22 +303,22 @@ class Conversation(Writer):
         self,
         session: Session,
         codec: ChatCodec,
-        system: Optional[str] = None,
-        context: Optional[int] = None,
+        system: str | None = None,
+        context: int | None = None,
         speculate: Speculate = None,
     ) -> None:
         super().__init__(session, codec.codec)
         self.codec, self.speculate = codec, speculate
         most = session.manifest.max_positions
         self.context = min(context or most, most)
-        self.messages: List[Mapping[str, Any]] = []
+        self.messages: list[Mapping[str, Any]] = []
         if system is not None:
             self.messages.append({"role": "system", "content": system})
 
     def reply(
         self,
-        content: Union[str, Sequence[Message]],
-        max_tokens: Optional[int] = None,
+        content: str | Sequence[Message],
+        max_tokens: int | None = None,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -357,7 +355,7 @@ class Conversation(Writer):
                 self.messages = [*messages, {"role": "assistant", "content": "".join(parts)}]
 
 
-def messages_of(content: Union[str, Sequence[Message]]) -> Sequence[Message]:
+def messages_of(content: str | Sequence[Message]) -> Sequence[Message]:
     """Return the messages to add. Raise ValueError for others than `reply` takes."""
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
@@ -373,11 +371,11 @@ def messages_of(content: Union[str, Sequence[Message]]) -> Sequence[Message]:
 class Settings(Struct):
     """What is read of PROMPTS."""
 
-    prompts: Optional[Dict[str, Optional[str]]] = None
-    default_prompt_name: Optional[str] = None
+    prompts: dict[str, str | None] | None = None
+    default_prompt_name: str | None = None
 
 
-def rows_of(model: Any, texts: Sequence[str], prompt: Optional[str] = None) -> List[np.ndarray]:
+def rows_of(model: Any, texts: Sequence[str], prompt: str | None = None) -> list[np.ndarray]:
     """Return the token ids of each text, cut to the maximal length. Raise as Model.embed."""
     check_embeds(model.manifest)
     encode = model.cutting_tokenizer.encode
@@ -404,11 +402,11 @@ def check_embeds(manifest: Manifest) -> None:
         raise refusal("embed", f"an artefact with output {OUTPUT}", last, remedy)
 
 
-def groups(lengths: Sequence[int], batch: int) -> List[List[int]]:
+def groups(lengths: Sequence[int], batch: int) -> list[list[int]]:
     """Divide rows into groups to read together, longest first, and return their indices. A group
     has at most `batch` tokens, padding included, or one row.
     """
-    batches: List[List[int]] = []
+    batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if not batches or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > batch:
             batches.append([])
@@ -416,7 +414,7 @@ def groups(lengths: Sequence[int], batch: int) -> List[List[int]]:
     return batches
 
 
-def _prompt(folder: Path, name: Optional[str]) -> str:
+def _prompt(folder: Path, name: str | None) -> str:
     """Return the text of a prompt of the checkpoint; without a name, that of its default prompt."""
     path = folder / PROMPTS
     content = json_of("embed", path.name, path.read_bytes(), AGAIN) if path.is_file() else {}

@@ -1,7 +1,7 @@
 """Caches of the first tokens of rows, kept for rows that begin alike."""
 
 from collections import OrderedDict
-from typing import List, NamedTuple, Sequence, Tuple, Union
+from typing import NamedTuple, Sequence
 
 import numpy as np
 
@@ -11,14 +11,14 @@ from posenc_export.runtime.session.rows import Rows
 
 BLOCK = 32  # default number of tokens that are kept and found together
 # Block of the tokens before these, or the key of the owner for the first ones; ids of the tokens.
-Node = Tuple[Union[int, str], bytes]
+Node = tuple[int | str, bytes]
 
 
 class Prefix(NamedTuple):
     """Cached tokens with which a row can begin. It is valid until more tokens are saved."""
 
     caches: Caches  # with a block in each row
-    blocks: List[int]  # their rows
+    blocks: list[int]  # their rows
     size: int  # tokens of a block
 
     @property
@@ -51,7 +51,7 @@ class Prefixes:
 
     def __init__(self, graph: Graph, count: int, size: int = BLOCK) -> None:
         self._caches, self._size = Caches(graph, size).reserve(size, count), size
-        self._blocks: "OrderedDict[Node, int]" = OrderedDict()  # least recently used first
+        self._blocks: OrderedDict[Node, int] = OrderedDict()  # least recently used first
         self._unused = list(range(count))
         self.hits = self.tokens = 0
 
@@ -91,8 +91,8 @@ class Prefixes:
         finally:
             self._use(path)
 
-    def _path(self, parts: List[bytes], key: str) -> List[Node]:
-        path: List[Node] = []
+    def _path(self, parts: list[bytes], key: str) -> list[Node]:
+        path: list[Node] = []
         for part in parts:
             node = (self._blocks[path[-1]] if path else key, part)
             if node not in self._blocks:
@@ -100,11 +100,11 @@ class Prefixes:
             path.append(node)
         return path
 
-    def _use(self, path: List[Node]) -> None:
+    def _use(self, path: list[Node]) -> None:
         for node in reversed(path):
             self._blocks.move_to_end(node)
 
-    def _freed(self, path: List[Node]) -> bool:
+    def _freed(self, path: list[Node]) -> bool:
         """Free the block used least recently. Return False if it belongs to `path`."""
         oldest = next(iter(self._blocks))
         if oldest in path:
@@ -118,6 +118,6 @@ def can_share(manifest: Manifest) -> bool:
     return not manifest.by_columns and all(state.in_place for state in manifest.states)
 
 
-def _parts(tokens: Sequence[int], size: int) -> List[bytes]:
+def _parts(tokens: Sequence[int], size: int) -> list[bytes]:
     ids = np.asarray(tokens, np.int64)
     return [ids[end - size : end].tobytes() for end in range(size, len(ids) + 1, size)]

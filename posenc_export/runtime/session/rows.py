@@ -10,7 +10,7 @@ Shapes: B rows.
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from posenc_export.shared.tables import counted
 OF_EACH_ROW = ("length", "first_position", "first_kept", "occupied")
 States = Sequence[np.ndarray]
 SPACING = 16  # most steps between two copies of states; a rewind replays fewer tokens than this
-Token = Tuple[np.ndarray, Optional[np.ndarray]]  # [*], and its coordinates [A] if it has any
+Token = tuple[np.ndarray, np.ndarray | None]  # [*], and its coordinates [A] if it has any
 
 
 class RowHistory(NamedTuple):
@@ -54,7 +54,7 @@ class RowHistory(NamedTuple):
         """Return the smallest length that a row of `length` tokens can be rewound to."""
         return next(iter(self.states), length)
 
-    def back_to(self, target: int) -> Tuple[int, Sequence[Token]]:
+    def back_to(self, target: int) -> tuple[int, Sequence[Token]]:
         """Return the last length up to `target` whose states are saved, and the tokens to read
         again from there.
         """
@@ -74,17 +74,17 @@ class Rows:
     first_position: np.ndarray = field(default_factory=partial(np.zeros, 0, np.int64))
     # Number of tokens of every row that steps have read since, and `turn`. New rows beside others
     # in this memory have the `turn` of these, so that their first run keeps what the others read.
-    reached: Tuple[int, int] = (0, 0)
+    reached: tuple[int, int] = (0, 0)
     count: int = field(init=False)  # number of rows B
     # First token of each row [B] int64 that caches of windows hold.
     first_kept: np.ndarray = field(init=False)
     # One per row if states are replaced by each call; otherwise none.
-    histories: Tuple[RowHistory, ...] = ()
-    pending: Tuple[Write, ...] = ()  # writes to the memory that must precede a run of the graph
+    histories: tuple[RowHistory, ...] = ()
+    pending: tuple[Write, ...] = ()  # writes to the memory that must precede a run of the graph
     # Encoder outputs of each row by graph input, if the model reads an encoder.
-    encoder: Dict[str, np.ndarray] = field(default_factory=dict)
+    encoder: dict[str, np.ndarray] = field(default_factory=dict)
     # Bindings (runner.py) of steps and of passes of S tokens per row, by S, which is 1 for steps.
-    bound: Dict[int, Any] = field(default_factory=dict)
+    bound: dict[int, Any] = field(default_factory=dict)
     # Number of tokens per row that these can read before the limits of the rows must be checked
     # again; -1 during a step and after one that failed or was interrupted.
     ready: int = 0
@@ -199,7 +199,7 @@ class Rows:
         self.caches.mark_written(slice(0, self.count), used + columns)
         self.bound, self.ready = {}, 0
 
-    def step_back(self, counts: List[int]) -> bool:
+    def step_back(self, counts: list[int]) -> bool:
         """Take back tokens of each row if the bound step can go on from there: the same number of
         all rows, whose keys are kept. Return whether it was done.
         """
@@ -237,7 +237,7 @@ class Rows:
             return new.begin(slots)
         slots = max(self.used, slots)
         caches = self.caches.reserve(slots, self.count + new.count, self.turn)
-        arrays: Dict[str, Any] = {
+        arrays: dict[str, Any] = {
             name: np.concatenate((getattr(self, name), getattr(new, name))) for name in OF_EACH_ROW
         }
         rows = self.replace(caches=caches, histories=self.histories + new.histories, **arrays)
@@ -263,7 +263,7 @@ class Rows:
             for memory in caches.of(REPLACED):
                 memory.buffers[turn].copy_rows(row, memory.buffers[turn], last, 1)
 
-        left: Dict[str, Any] = {name: getattr(self, name)[order] for name in OF_EACH_ROW}
+        left: dict[str, Any] = {name: getattr(self, name)[order] for name in OF_EACH_ROW}
         return self.replace(
             caches=caches if last else caches.empty(),
             histories=tuple(self.histories[index] for index in order if self.histories),
@@ -272,13 +272,13 @@ class Rows:
             **left,
         )
 
-    def rewound(self, target: np.ndarray) -> Tuple["Rows", RowTokens]:
+    def rewound(self, target: np.ndarray) -> tuple["Rows", RowTokens]:
         """Return rows of at most `target` tokens [B] each, and the tokens to read again from there
         to reach it. Raise ValueError if no copy of states is left there, or if caches of windows no
         longer hold keys that the next token reads.
         """
-        replay: Dict[int, Sequence[Token]] = {}
-        writes: List[Write] = []
+        replay: dict[int, Sequence[Token]] = {}
+        writes: list[Write] = []
         length = target
         if self.histories:
             length = self.length.copy()
@@ -314,7 +314,7 @@ class Rows:
         manifest, rows = self.caches.graph.manifest, [replay.get(i, ()) for i in range(self.count)]
         tokens = [[token for token, _ in row] for row in rows]
         x, counts = arguments.padded_rows(tokens, manifest.inputs[0])
-        planes: Dict[str, np.ndarray] = {}
+        planes: dict[str, np.ndarray] = {}
         if manifest.axes:
             grid = planes["grid"] = np.zeros((manifest.axes, *x.shape[:2]), np.int64)
             for index, row in enumerate(rows):

@@ -5,7 +5,7 @@ Shapes: B batch, S new tokens, T columns in use, R tokens whose logits are reque
 """
 
 import itertools
-from typing import Any, Callable, Collection, Dict, List, Optional
+from typing import Any, Callable, Collection
 
 import numpy as np
 
@@ -46,7 +46,7 @@ def open_rows(rows: Rows, prompt: Prompt) -> Rows:
     return new.begin(prompt.chunk)
 
 
-def admit_rows(rows: Rows, prompt: Prompt, prefix: Optional[prefixes.Prefix]) -> Rows:
+def admit_rows(rows: Rows, prompt: Prompt, prefix: prefixes.Prefix | None) -> Rows:
     """Return `rows` with the new ones of an admit, before their tokens are read."""
     counts, manifest = prompt.tokens.counts, rows.caches.graph.manifest
     arguments.check_every_row(counts, "new row")
@@ -97,7 +97,7 @@ class Runner:
         grid = np.repeat(positions[None], axes, 0)  # [axes,n,S]
         return tokens._replace(planes={**tokens.planes, "grid": grid})
 
-    def split(self, rows: Rows, tokens: RowTokens) -> List[RowTokens]:
+    def split(self, rows: Rows, tokens: RowTokens) -> list[RowTokens]:
         """Divide tokens into runs of the graph. One run reads all rows, without the first and last
         ones that have no tokens. A graph that continues a single row at a time gets a run for each
         row, and one for neighbours that have one token each.
@@ -317,7 +317,7 @@ class Binding:
         self.result: np.ndarray = np.zeros((count, new, *output.axes[2:]), output.dtype)  # [B,S,*]
         self.tokens = tokens[:, 0] if new == 1 else tokens
         # Functions that run the graph, by `turn` of the rows.
-        self.runs: Dict[int, BoundRun] = {}
+        self.runs: dict[int, BoundRun] = {}
         in_place = self.run_of(rows) if rows.caches.in_place else None
         self.take = self._taker(new, runner.counters, in_place)
 
@@ -352,7 +352,7 @@ class Binding:
         return x.astype(token.dtype, copy=False)
 
     def _taker(
-        self, new: int, counters: Collection[str], in_place: Optional[BoundRun]
+        self, new: int, counters: Collection[str], in_place: BoundRun | None
     ) -> Callable[[Rows, Any], np.ndarray]:
         """Return `take`, with all its objects as local variables: after each run of the graph,
         Python's memory is not in the CPU cache, and look-ups are slow.
@@ -370,7 +370,7 @@ class Binding:
         # Incrementing an item of a memoryview takes 0.1 us. A numpy addition takes 8 us when its
         # code is not in the CPU cache, but is faster for many items.
         counted = [self.feeds[name].reshape(-1) for name in self.feeds if name in counters]
-        few: List[Any] = [counter.data for counter in counted if counter.size <= FEW]
+        few: list[Any] = [counter.data for counter in counted if counter.size <= FEW]
         items = [(view, index) for view in few for index in range(len(view))]
         many = [counter for counter in counted if counter.size > FEW]
         unsigned = tokens.view(np.uint64).reshape(-1) if vocabulary else tokens

@@ -6,7 +6,7 @@ tokens of each row first and padding (position -1) after them.
 
 import functools
 import math
-from typing import Any, Callable, Generator, List, NoReturn, Optional, Self, Sequence, TypeVar
+from typing import Any, Callable, Generator, NoReturn, Self, Sequence, TypeVar
 
 import numpy as np
 
@@ -63,12 +63,12 @@ class Session:
     """
 
     def __init__(
-        self, graph: Graph, batch: int = 1, capacity: Optional[int] = None, rewind: int = REWIND
+        self, graph: Graph, batch: int = 1, capacity: int | None = None, rewind: int = REWIND
     ) -> None:
         self.manifest, self.provider, self.rewindable = graph.manifest, graph.provider, rewind
         most = min(capacity or self.manifest.max_positions, self.manifest.max_positions)
         self._runner = runner.Runner(graph)
-        self._guard: List[None] = []
+        self._guard: list[None] = []
         self._state = Rows(Caches(graph, most, batch, rewind))
 
     def __reduce__(self) -> NoReturn:
@@ -110,12 +110,12 @@ class Session:
         self,
         inputs: Inputs,
         start: Numbers = None,
-        attention_mask: Optional[np.ndarray] = None,
-        chunk: Optional[int] = None,
-        grid: Optional[np.ndarray] = None,
-        token_types: Optional[np.ndarray] = None,
-        encoder: Optional[Inputs] = None,
-        logits_to_keep: Optional[int] = None,
+        attention_mask: np.ndarray | None = None,
+        chunk: int | None = None,
+        grid: np.ndarray | None = None,
+        token_types: np.ndarray | None = None,
+        encoder: Inputs | None = None,
+        logits_to_keep: int | None = None,
     ) -> np.ndarray:
         """Feed S tokens per row after those in the cache. Return the outputs [B,S,*], zeros at
         padding.
@@ -167,9 +167,9 @@ class Session:
         self,
         inputs: Inputs,
         start: Numbers = None,
-        attention_mask: Optional[np.ndarray] = None,
-        grid: Optional[np.ndarray] = None,
-        token_types: Optional[np.ndarray] = None,
+        attention_mask: np.ndarray | None = None,
+        grid: np.ndarray | None = None,
+        token_types: np.ndarray | None = None,
     ) -> np.ndarray:
         """Read whole rows and return the second output of a model, such as sentence_embedding
         [B,N].
@@ -220,12 +220,12 @@ class Session:
         self,
         inputs: Inputs,
         start: Numbers = None,
-        attention_mask: Optional[np.ndarray] = None,
-        chunk: Optional[int] = None,
-        grid: Optional[np.ndarray] = None,
-        encoder: Optional[Inputs] = None,
-        logits_to_keep: Optional[int] = None,
-        prefix: Optional[Prefix] = None,
+        attention_mask: np.ndarray | None = None,
+        chunk: int | None = None,
+        grid: np.ndarray | None = None,
+        encoder: Inputs | None = None,
+        logits_to_keep: int | None = None,
+        prefix: Prefix | None = None,
     ) -> np.ndarray:
         """Append n new rows and prefill them. Return their outputs [n,S,*]. The existing rows are
         not changed.
@@ -257,16 +257,16 @@ class Session:
 
     def generate(
         self,
-        prompt: Optional[Inputs],
+        prompt: Inputs | None,
         max_tokens: int,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
         seed: int = 0,
-        stop: Optional[Sequence[int]] = None,
-        encoder: Optional[Inputs] = None,
+        stop: Sequence[int] | None = None,
+        encoder: Inputs | None = None,
         speculate: Speculate = None,
-        before: Optional[Inputs] = None,
+        before: Inputs | None = None,
     ) -> Generator[np.ndarray, None, None]:
         """Generate tokens after a prompt. Yields the next ids [B] int64 until every row has ended;
         the last ids are not fed.
@@ -422,7 +422,7 @@ class Session:
         rows = self._state = rows.settled()
         return rows
 
-    def _read_few(self, inputs: np.ndarray) -> Optional[np.ndarray]:
+    def _read_few(self, inputs: np.ndarray) -> np.ndarray | None:
         """Read S tokens per row, [B,S] or [B,S,E], as a step, or as a pass if a step is bound.
         Return the outputs [B,S,*], or None if that is not possible.
         """

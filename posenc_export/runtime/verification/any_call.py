@@ -5,7 +5,7 @@ Shapes: B rows, S new tokens, P slots of caches that a call is given, T keys of 
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Sequence
 
 import numpy as np
 import z3
@@ -23,7 +23,7 @@ from posenc_export.runtime.verification.symbolic import (
 from posenc_export.shared.places import evaluate
 from posenc_export.shared.refusal import refusal
 
-Sum = Tuple[str, Tensor, Tensor]  # operator, what it adds up, and the result
+Sum = tuple[str, Tensor, Tensor]  # operator, what it adds up, and the result
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class AnyCall:
         keys, windows: keys in caches of all tokens, and in caches of windows.
     """
 
-    def __init__(self, manifest: Manifest, log: Optional[Path] = None) -> None:
+    def __init__(self, manifest: Manifest, log: Path | None = None) -> None:
         self.manifest, self.most = manifest, manifest.max_positions
         self.solver = Solver(log)
         self.by_mask, self.caches = manifest.signature == "mask", described.has_cache(manifest)
@@ -63,10 +63,10 @@ class AnyCall:
         room = self.most + manifest.capacity_bucket
         assumed = self.solver.assumed = [self.rows >= 1, self.columns >= 1, self.slots >= 0]
         assumed += [size <= room for size in (self.columns, self.slots, self.capacity)]
-        self.sums: List[Sum] = []
+        self.sums: list[Sum] = []
         self.listed = False  # whether `inputs` lists the facts of all columns
-        self._names: Dict[bool, Dict[str, Any]] = {}  # names in rules, with and without windows
-        self.tensors: Dict[str, Tensor] = {}
+        self._names: dict[bool, dict[str, Any]] = {}  # names in rules, with and without windows
+        self.tensors: dict[str, Tensor] = {}
         self.keys = self._keys()
         self.windows = self._windows()
         kept = Tensor(
@@ -142,7 +142,7 @@ class AnyCall:
         S, P, manifest = self.columns, self.slots, self.manifest
         total = z3.simplify(P + S) if self.caches else S
         self.mask = self.solver.function("mask", lambda m, b, t: z3.Or(m == -1, m == 1))
-        points: List[Tuple[Any, Any, Any]] = []  # rows and columns up to which tokens were counted
+        points: list[tuple[Any, Any, Any]] = []  # rows and columns up to which tokens were counted
 
         def promise(count: Any, b: Any, t: Any) -> Any:
             facts = [count >= self._kept(b, t), count <= self.most, z3.Or(t < 0, count <= t + 1)]
@@ -244,7 +244,7 @@ class AnyCall:
             return _of_plane([self.query, *planes], *index) if planes else self.query(*index)
 
         self.requested = self.solver.function("requested", lambda c, b, r: z3.And(c >= 0, c < S))
-        entries: Dict[str, Callable[[Sequence[Any]], Any]] = {
+        entries: dict[str, Callable[[Sequence[Any]], Any]] = {
             "position_ids": ids,
             "attention_mask": lambda i: self.mask(*i),
             "past_positions": lambda i: self.past(*i),
@@ -267,7 +267,7 @@ class AnyCall:
             shape = [z3.Int(str(n)) if s is None else s for n, s in zip(axes, shape, strict=True)]
             self.tensors[name] = Tensor(shape, entries.get(name, values_of(name)))
 
-    def named(self, in_windows: bool) -> Dict[str, Any]:
+    def named(self, in_windows: bool) -> dict[str, Any]:
         """Return the values of names in rules, for any row, column and slot."""
         keys, b, i, t = self.windows if in_windows else self.keys, self.row, self.column, self.slot
         start = keys.start(b)
@@ -287,17 +287,17 @@ class AnyCall:
             "requested": self.requested(b, self.token),
         }
 
-    def smallest(self, *facts: Any) -> Optional[z3.ModelRef]:
+    def smallest(self, *facts: Any) -> z3.ModelRef | None:
         """Return one of the smallest calls in which facts hold (Solver.smallest)."""
         return self.solver.smallest(self.sizes, *facts)
 
     @property
-    def sizes(self) -> List[Any]:
+    def sizes(self) -> list[Any]:
         """The sizes of a call, beginning with the number of keys."""
         of_caches = (self.slots, self.capacity, self.of_window)
         return [self.total, self.columns, *of_caches, self.requested_count, self.rows, self.row]
 
-    def inputs(self, *facts: Any) -> Tuple[z3.ModelRef, Dict[str, np.ndarray]]:
+    def inputs(self, *facts: Any) -> tuple[z3.ModelRef, dict[str, np.ndarray]]:
         """Return one of the smallest calls in which facts hold, and its graph inputs by name, which
         a session could feed. Raise ValueError if there is no such call.
         """
@@ -308,7 +308,7 @@ class AnyCall:
             finally:
                 self.listed = False
 
-    def _inputs(self, *facts: Any) -> Tuple[z3.ModelRef, Dict[str, np.ndarray]]:
+    def _inputs(self, *facts: Any) -> tuple[z3.ModelRef, dict[str, np.ndarray]]:
         model = self.smallest(*facts)
         if model is None:
             raise refusal("claims", "facts that hold in a call", "none")
@@ -343,7 +343,7 @@ class AnyCall:
             arrays[name] = np.array(numbers, self.integers[name]).reshape(shapes[name])
         return whole, arrays
 
-    def _counts(self, b: int, model: z3.ModelRef) -> List[Any]:
+    def _counts(self, b: int, model: z3.ModelRef) -> list[Any]:
         """Return facts: the count grows by one with each token of a mask."""
         if not self.by_mask:
             return []

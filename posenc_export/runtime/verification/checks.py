@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Callable, Dict, Mapping, Optional
+from typing import Callable, Mapping
 
 import numpy as np
 
@@ -44,7 +44,7 @@ def numbers(folder: Path, model: Model, say: Progress = silent) -> Check:
     return Check(constants.count, "numbers", failures=dict.fromkeys(differing, why))
 
 
-def operators(folder: Path, model: Model, say: Progress = silent) -> Optional[Check]:
+def operators(folder: Path, model: Model, say: Progress = silent) -> Check | None:
     """Compare the kernels of this machine that run a graph with their contracts (conformance/)."""
     if graph_file(model.manifest) != "model.onnx" or model.provider != "cpu":
         return None
@@ -62,9 +62,7 @@ def operators(folder: Path, model: Model, say: Progress = silent) -> Optional[Ch
     return Check(len(results), KERNELS, worst, failures, kernels.skipped)
 
 
-def indices(
-    folder: Path, model: Model, say: Progress = silent, log: Optional[Path] = None
-) -> Check:
+def indices(folder: Path, model: Model, say: Progress = silent, log: Path | None = None) -> Check:
     """Prove with the solver z3 that slots, positions, indices of tables and masks of a graph are
     those that its encodings declare, for all sizes, lengths and positions. OSError: a file cannot
     be read or the log cannot be written.
@@ -94,7 +92,7 @@ def indices(
     return Check(findings.compared, "claims", 0.0, findings.failures, findings.skipped)
 
 
-def _part(folder: Path, manifest: Manifest, findings: Findings) -> Optional[IntegerPart]:
+def _part(folder: Path, manifest: Manifest, findings: Findings) -> IntegerPart | None:
     """Return the integer part of a graph; None, with a reason, for an unknown torch program."""
     if not manifest.in_torch:
         return integer_part(read_nodes(folder / "model.onnx"))
@@ -136,7 +134,7 @@ def _compare_rows(part: IntegerPart, manifest: Manifest, folder: Path, findings:
 
 # By name in the certificate: a function of the artefact's folder, its loaded model and `progress`,
 # which returns None if the artefact has nothing to check.
-CHECKS: Mapping[str, Callable[[Path, Model, Progress], Optional[Check]]] = {
+CHECKS: Mapping[str, Callable[[Path, Model, Progress], Check | None]] = {
     "numbers": numbers,
     "indices": indices,
     "operators": operators,
@@ -146,7 +144,7 @@ NONE: Mapping[str, Check] = MappingProxyType({})
 
 def of_artefact(
     folder: Path, model: Model, progress: Progress, known: Mapping[str, Check] = NONE
-) -> Dict[str, Check]:
+) -> dict[str, Check]:
     """Run the checks of an artefact, whose files were checked. Return them by name, with `known`
     ones, which an export has done. progress: called with a line of text for each check.
     """

@@ -8,7 +8,7 @@ import itertools
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence, Set, Tuple
+from typing import Any, Mapping, Sequence
 
 import z3
 
@@ -35,10 +35,10 @@ from posenc_export.runtime.verification.symbolic import (
 )
 from posenc_export.shared.numerics import FINE, LEVELS
 
-Rule = Tuple[str, bool]  # a rule, and whether slots count from the first token of a window
+Rule = tuple[str, bool]  # a rule, and whether slots count from the first token of a window
 POSITIONS = ("max(q, 0)", "slot")
 # By operator and input that read a value: names that it must have one of (AnyCall.named).
-STRICT: Mapping[Tuple[str, int], Tuple[str, ...]] = {
+STRICT: Mapping[tuple[str, int], tuple[str, ...]] = {
     ("RotaryEmbedding", 3): POSITIONS,
     ("TensorScatter", 2): ("first",),
     ("GroupQueryAttention", 5): ("last",),
@@ -79,10 +79,10 @@ class Value:
 
     name: str  # in the graph
     place: str  # name in the certificate
-    axes: Tuple[str, ...]  # the meaning of each axis: b, s, t, r, a size, or UNKNOWN
-    index: List[Any]  # an integer of z3 for each axis
+    axes: tuple[str, ...]  # the meaning of each axis: b, s, t, r, a size, or UNKNOWN
+    index: list[Any]  # an integer of z3 for each axis
     entry: Any
-    inside: List[Any]  # facts: the index is within the value
+    inside: list[Any]  # facts: the index is within the value
     in_windows: bool  # whether its keys are those in caches of windows
     sinks: bool = False  # whether a column of sinks precedes its keys
 
@@ -160,7 +160,7 @@ class Claims:
 
     def _of_attention(self) -> None:
         """Prove which keys attention without a mask shows."""
-        layers: Dict[bool, List[int]] = {False: [], True: []}  # without and with caches of windows
+        layers: dict[bool, list[int]] = {False: [], True: []}  # without and with caches of windows
         for node, layer in self.part.attention:
             for name in filter(node.attributes.get, UNWANTED):
                 self.findings.failures[f"{node.operator} of layer {layer}"] = f"expected no {name}"
@@ -181,7 +181,7 @@ class Claims:
 
     def _value(self, name: str, place: str) -> Value:
         tensor, call = self.values.get(name), self.call
-        axes: List[str] = []
+        axes: list[str] = []
         for size in tensor.shape:
             axes.append(self._letter(size, axes))
         if "t" in axes:  # only tokens have coordinates, keys have not
@@ -189,7 +189,7 @@ class Claims:
             axes = [str(size) if axis == "a" else axis for axis, size in sizes]
         windowed, sinks = not {"w", "w+"}.isdisjoint(axes), not {"t+", "w+"}.isdisjoint(axes)
         axes = ["t" if axis in ("w", "t+", "w+") else axis for axis in axes]
-        names: Dict[str, Any] = {"b": call.row, "s": call.column, "r": call.token, "1": 0}
+        names: dict[str, Any] = {"b": call.row, "s": call.column, "r": call.token, "1": 0}
         names["t"] = call.slot + 1 if sinks else call.slot
         if "a" in axes:
             names["a"] = call.plane
@@ -250,7 +250,7 @@ class Claims:
         past = f"past_key_values.{layer}.key"
         return any(state.window and state.past == past for state in self.manifest.states)
 
-    def _declared(self, layers: Sequence[int], of_pairs: bool) -> List[str]:
+    def _declared(self, layers: Sequence[int], of_pairs: bool) -> list[str]:
         """Return the rules that encodings of tokens and of some layers declare for rows of tables;
         those of all layers if `layers` is empty. of_pairs: rules of a query and a key.
         """
@@ -258,9 +258,9 @@ class Claims:
         rules = dict.fromkeys([*(rule for of in chosen for rule in of), *self.places.tokens])
         return [rule for rule in rules if ("k" in words(rule)) == of_pairs]
 
-    def _layers(self, layers: Sequence[int]) -> List[Tuple[int, Sequence[str]]]:
+    def _layers(self, layers: Sequence[int]) -> list[tuple[int, Sequence[str]]]:
         """Return some layers with the rules of rows that they declare; all if `layers` is empty."""
-        known: List[Tuple[int, Sequence[str]]] = [*enumerate(self.places.rows)]
+        known: list[tuple[int, Sequence[str]]] = [*enumerate(self.places.rows)]
         return [pair for pair in known if pair[0] in layers] or known
 
     def _silent(self, layers: Sequence[int]) -> bool:
@@ -272,7 +272,7 @@ class Claims:
         of_layers = described.attentions(self.manifest)
         pairs = [(of_layers[layer]["encodings"], rows) for layer, rows in self._layers(layers)]
         pairs.append((described.of_tokens(self.manifest), self.places.tokens))
-        return any(len(encodings) > 1 or encodings and not rows for encodings, rows in pairs)
+        return any(len(encodings) > 1 or (encodings and not rows) for encodings, rows in pairs)
 
     def _of_table(self, value: Value, table: str) -> None:
         """Prove which row of a table is read, and that the table has it."""
@@ -302,7 +302,7 @@ class Claims:
             rules = [f"({rule}) {of} {FINE}" for rule in rules or self._positions(value.axes)]
         self._identified(of_table, rules)
 
-    def _positions(self, axes: Sequence[str]) -> List[str]:
+    def _positions(self, axes: Sequence[str]) -> list[str]:
         """Return the rules for an index, with its axes, of a table by position or coordinate."""
         if {"s", "t"}.isdisjoint(axes):
             return ["max(largest, 0)"]
@@ -333,7 +333,7 @@ class Claims:
                 text = f"expected {rule} = {wanted}, got {got}; {self._described(model, value)}"
         self._refuted(value, value.entry, text, refuted)
 
-    def _expected(self, value: Value, rules: Sequence[Rule]) -> List[Tuple[str, Any]]:
+    def _expected(self, value: Value, rules: Sequence[Rule]) -> list[tuple[str, Any]]:
         """Return rules with their values, if a value has their axes. Rules of tokens may also hold
         for keys. Without a cache, axes of queries and keys have one size, so that a rule of pairs
         may hold with both exchanged.
@@ -345,11 +345,11 @@ class Claims:
             of_tokens = "q" in names and "k" not in names and "t" in axes and "s" not in axes
             if needed - {"b"} <= axes:
                 found.append((rule, self.call.rule(rule, windowed)))
-            if of_tokens or value.of_pairs and not self.call.caches:
+            if of_tokens or (value.of_pairs and not self.call.caches):
                 found.append((rule, self.call.rule(rule, windowed, of_keys=True)))
         return [(rule, of) for rule, of in found if is_truth(of) == is_truth(value.entry)]
 
-    def _where(self, value: Value) -> List[Any]:
+    def _where(self, value: Value) -> list[Any]:
         """Return facts that claims on a value assume: the index is within the value. For pairs, the
         query may see the key. For keys, the row has a query.
         """
@@ -396,7 +396,7 @@ class Claims:
         call, hidden, score = self.call, self._hidden_beside(value.name), value.entry
         shown = negated(score.hidden) if isinstance(score, Score) else truth(score)
         q, k = (call.rule(name, value.in_windows) for name in "qk")
-        proved: Set[Any] = set()  # rules, with window and chunk, that were proved for a layer
+        proved: set[Any] = set()  # rules, with window and chunk, that were proved for a layer
         for layer in layers if self.manifest.places else ():
             if not 0 <= layer < len(self.places.sees):
                 count = len(self.places.sees)
@@ -429,7 +429,7 @@ class Claims:
             if isinstance(score, Score) and not self._of_bias(value, score, layer):
                 return
 
-    def _hidden_beside(self, mask: str) -> Dict[int, Tuple[int, int]]:
+    def _hidden_beside(self, mask: str) -> dict[int, tuple[int, int]]:
         """Return by layer the window and the chunk, 0 for none, by which nodes with this mask hide
         further keys. mask: name of the mask; empty for nodes without one.
         """
@@ -506,7 +506,7 @@ class Claims:
     def _described(self, model: z3.ModelRef, value: Value) -> str:
         """Return the call of a counterexample as text."""
         call, axes = self.call, value.axes
-        names: Dict[str, Any] = {"S": call.columns}
+        names: dict[str, Any] = {"S": call.columns}
         if call.caches and (self.manifest.in_place and not call.by_mask) and "b" in axes:
             names |= {"cached": call.cached(call.row)}
         elif call.caches:
@@ -519,7 +519,7 @@ class Claims:
         return ", ".join(f"{name} {model.eval(number, True)}" for name, number in names.items())
 
 
-def words(rule: str) -> Set[str]:
+def words(rule: str) -> set[str]:
     """Return the names of positions in a rule."""
     return {*NAME.findall(rule)} - {"max", "min", "abs", "and", "or", "not", "if", "else"}
 
@@ -534,7 +534,7 @@ def differ(x: Any, y: Any) -> Any:
     return z3.Xor(truth(x), truth(y)) if is_truth(x) or is_truth(y) else x != y
 
 
-def names_of(value: Any) -> Set[str]:
+def names_of(value: Any) -> set[str]:
     """Return the names of the functions that a value is made of."""
     names, parts, known = set(), [value], set()
     while parts:

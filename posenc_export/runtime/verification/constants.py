@@ -8,7 +8,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Node, Nodes
 
 MICROSOFT, LINEAR = "com.microsoft", "DequantizeLinear"
-Codes = Optional[np.ndarray]
+Codes = np.ndarray | None
 GRAPH = "graph"  # key of the digest of all nodes with their attributes and connections
 
 
@@ -32,7 +32,7 @@ def unpacked(codes: np.ndarray, bits: int) -> np.ndarray:
 def of_blocks(
     codes: np.ndarray,
     scales: np.ndarray,
-    zeros: Optional[np.ndarray],
+    zeros: np.ndarray | None,
     bits: int,
     inputs: int,
     dtype: str = "float32",
@@ -60,7 +60,7 @@ def of_blocks(
 def dequantized(
     codes: np.ndarray,
     scales: np.ndarray,
-    zeros: Optional[np.ndarray],
+    zeros: np.ndarray | None,
     axis: int,
     block: int,
     dtype: str = "float32",
@@ -103,7 +103,7 @@ class Place:
 
     node: Node  # that reads them
     role: str  # "input N" of the node, or "rows" for rows that are gathered before they are decoded
-    names: Tuple[str, ...]  # of the stored constants that they consist of
+    names: tuple[str, ...]  # of the stored constants that they consist of
     numbers: np.ndarray  # decoded, in the shape in which the operator documents them
     decoded: bool = False  # whether they were decoded from codes
 
@@ -130,7 +130,7 @@ class Constants:
             for body in node.bodies:
                 self.stored.update(body.constants)
         self._makers = {name: node for node in self.nodes for name in node.outputs}
-        self._known: Dict[str, Optional[Tuple[np.ndarray, Tuple[str, ...]]]] = {}
+        self._known: dict[str, tuple[np.ndarray, tuple[str, ...]] | None] = {}
         self._rows = self._gathered_rows()
 
     @property
@@ -142,7 +142,7 @@ class Constants:
         """Return the numbers of a stored constant."""
         return self.stored[name].array(self.folder)
 
-    def value(self, name: str) -> Optional[Tuple[np.ndarray, Tuple[str, ...]]]:
+    def value(self, name: str) -> tuple[np.ndarray, tuple[str, ...]] | None:
         """Return a constant, or a value that nodes FOLDED compute from constants, and the names of
         the constants. None for a value that depends on other nodes or on an input of the graph.
         """
@@ -150,7 +150,7 @@ class Constants:
             self._known[name] = self._computed(name)
         return self._known[name]
 
-    def _computed(self, name: str) -> Optional[Tuple[np.ndarray, Tuple[str, ...]]]:
+    def _computed(self, name: str) -> tuple[np.ndarray, tuple[str, ...]] | None:
         if name in self.stored:
             return self.array(name), (name,)
         node = self._makers.get(name)
@@ -163,11 +163,11 @@ class Constants:
         numbers = FOLDED[node.operator](node, *(part[0] for part in known))
         return numbers, tuple(dict.fromkeys(name for _, names in known for name in names))
 
-    def _gathered_rows(self) -> Dict[str, List[str]]:
+    def _gathered_rows(self) -> dict[str, list[str]]:
         """Return by output of a DequantizeLinear the tables of codes, scales and zero points whose
         rows it decodes, gathered by one index.
         """
-        rows: Dict[str, List[str]] = {}
+        rows: dict[str, list[str]] = {}
         for node in self.nodes:
             makers = [self._makers.get(name, Node()) for name in node.inputs]
             of_rows = [m for m in makers if m.operator == "Gather" and not m.attributes.get("axis")]
@@ -215,12 +215,12 @@ class Constants:
 
     def read(
         self, node: Node, indices: Sequence[int]
-    ) -> Tuple[List[Optional[np.ndarray]], Tuple[str, ...]]:
+    ) -> tuple[list[np.ndarray | None], tuple[str, ...]]:
         """Return inputs of a node, None for those left out, and the names of their constants. Raise
         ValueError for a computed input.
         """
-        parts: List[Optional[np.ndarray]] = []
-        names: List[str] = []
+        parts: list[np.ndarray | None] = []
+        names: list[str] = []
         for index in indices:
             name = node.inputs[index] if index < len(node.inputs) else ""
             known = self.value(name) if name else None
@@ -263,7 +263,7 @@ def _experts(node: Node, codes: Any, scales: Any) -> np.ndarray:
 
 # By operator: a function that decodes numbers from a node and some of its inputs, and groups of the
 # indices of these inputs. The first of each group has the codes.
-READERS: Mapping[Tuple[str, str], Tuple[Callable[..., np.ndarray], Sequence[Sequence[int]]]] = {
+READERS: Mapping[tuple[str, str], tuple[Callable[..., np.ndarray], Sequence[Sequence[int]]]] = {
     **dict.fromkeys(
         ((MICROSOFT, "MatMulNBits"), (kernel_library.DOMAIN, kernel_library.PRODUCT)),
         (_product, ((1, 2, 3, 4),)),
@@ -275,7 +275,7 @@ READERS: Mapping[Tuple[str, str], Tuple[Callable[..., np.ndarray], Sequence[Sequ
 }
 
 
-def digests_of(constants: Constants) -> Dict[str, str]:
+def digests_of(constants: Constants) -> dict[str, str]:
     """Return the sha256 of each stored constant by name, and of GRAPH. Raise ValueError for one
     that cannot be read.
     """

@@ -1,6 +1,6 @@
 """What the description of a model says about attention (docs/models.md)."""
 
-from typing import Annotated, Any, Dict, List, Mapping, Required, TypedDict
+from typing import Annotated, Any, Mapping, Required, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -30,7 +30,7 @@ class _Attention(TypedDict):
     kv_heads: Count
     head_size: Count
     sees: _Sees
-    encodings: List[_Encoding]
+    encodings: list[_Encoding]
 
 
 def is_read(manifest: Manifest) -> bool:
@@ -38,25 +38,25 @@ def is_read(manifest: Manifest) -> bool:
     return manifest.kind == "module"
 
 
-def attentions(manifest: Manifest) -> List[Described]:
+def attentions(manifest: Manifest) -> list[Described]:
     """Return the description of each layer's attention. Raise ValueError for another config."""
     config = manifest.config
     if "attention" in config:
         return [_convert(config["attention"], _Attention)]
-    layers = _convert(config.get("layers", {}), Dict[str, Dict[str, Any]])
-    order = _convert(config.get("order", []), List[str])
+    layers = _convert(config.get("layers", {}), dict[str, dict[str, Any]])
+    order = _convert(config.get("order", []), list[str])
     if not set(order) <= set(layers):
         rule = f"layers {order} in config"
         raise refusal("verify", rule, sorted(layers), "export again")
     return [_convert(layers[name].get("attention"), _Attention) for name in order]
 
 
-def of_tokens(manifest: Manifest) -> List[Described]:
+def of_tokens(manifest: Manifest) -> list[Described]:
     """Return the encodings of tokens. Raise ValueError for another config."""
     config = manifest.config
-    tokens = _convert(config.get("tokens", {}), Dict[str, Any]).get("encodings")
+    tokens = _convert(config.get("tokens", {}), dict[str, Any]).get("encodings")
     tokens = tokens or config.get("encodings", [])
-    return [*_convert(tokens, List[_Encoding])]
+    return [*_convert(tokens, list[_Encoding])]
 
 
 def _convert(value: Any, kind: Any) -> Any:

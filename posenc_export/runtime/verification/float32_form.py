@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Collection, Dict, Iterator, List, Mapping, Optional
+from typing import Collection, Iterator, Mapping
 
 import msgspec
 import numpy as np
@@ -42,9 +42,7 @@ FLOAT = next(code for code, name in TYPES.items() if name == "float")
 HALF_CODES = tuple(code for code, name in TYPES.items() if name in HALF)
 
 
-def load_form(
-    folder: Path, manifest: Manifest, threads: Optional[int], rounds: bool = False
-) -> Model:
+def load_form(folder: Path, manifest: Manifest, threads: int | None, rounds: bool = False) -> Model:
     """Load the float32 form of an artefact whose files were checked, on provider cpu. threads: per
     operator; None uses all cores. rounds: to bfloat16, where the file casts to it. Raise ValueError
     for a graph that cannot be loaded, or OSError.
@@ -74,7 +72,7 @@ def _rounded(graph: Nodes) -> Nodes:
     """
     numbers = {"bfloat16.low": -1e33, "bfloat16.high": 1e33, "bfloat16.times": 65537}
     made = {name: constant(name, np.array(value, np.float32)) for name, value in numbers.items()}
-    nodes: List[Node] = []
+    nodes: list[Node] = []
     for node in graph.nodes:
         if node.operator == "Cast" and node.attributes["to"] in HALF_CODES:
             x, within, n, rest = (f"{node.outputs[0]}.{part}" for part in "xwnr")
@@ -157,7 +155,7 @@ def _dequantized(graph: Nodes, node: Node) -> Iterator[Node]:
 
 def _with_float_caches(graph: Nodes, manifest: Manifest) -> Nodes:
     """Return a graph whose cached keys and values are float32."""
-    nodes: List[Node] = []
+    nodes: list[Node] = []
     for node in graph.nodes:
         if "kv_cache_bit_width" in node.attributes:
             node = without_attributes(node, CACHE_ATTRIBUTES)
@@ -189,8 +187,8 @@ def widened(graph: Nodes, states: Collection[str]) -> Nodes:
 
 def _in_float32(graph: Nodes, names: Mapping[str, str]) -> Nodes:
     """Return a graph or body in float32. names: other names of the values that its nodes read."""
-    constants: Dict[str, Constant] = {}
-    casts: List[Node] = []
+    constants: dict[str, Constant] = {}
+    casts: list[Node] = []
     for name, value in graph.constants.items():
         half = value.element in HALF
         stored = renamed(value, f"{name}.half") if half else value

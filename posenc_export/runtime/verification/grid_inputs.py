@@ -3,7 +3,7 @@
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Iterator, Mapping
 
 import numpy as np
 
@@ -37,7 +37,7 @@ LARGE = 1 << 26
 SEGMENT_PADDING = 3  # columns of left padding in the first row
 
 
-def encoder_rows(manifest: Manifest, rows: int) -> Optional[List[np.ndarray]]:
+def encoder_rows(manifest: Manifest, rows: int) -> list[np.ndarray] | None:
     """Return encoder outputs [q,N] of rows, shorter from row to row; None without an encoder."""
     if not manifest.encoder:
         return None
@@ -47,7 +47,7 @@ def encoder_rows(manifest: Manifest, rows: int) -> Optional[List[np.ndarray]]:
     return [row[: ENCODED - 3 * index] for index, row in enumerate(longest)]
 
 
-def inputs(manifest: Manifest, shape: Tuple[int, ...], name: str) -> np.ndarray:
+def inputs(manifest: Manifest, shape: tuple[int, ...], name: str) -> np.ndarray:
     """Generate tokens, or hidden states of variance 1, from a name; equal on every machine."""
     vocabulary = manifest.vocabulary
     if vocabulary:
@@ -56,17 +56,17 @@ def inputs(manifest: Manifest, shape: Tuple[int, ...], name: str) -> np.ndarray:
     return uniform((*shape, int(source.axes[-1])), name).astype(source.dtype)
 
 
-def uniform(shape: Tuple[int, ...], name: str) -> np.ndarray:
+def uniform(shape: tuple[int, ...], name: str) -> np.ndarray:
     """Generate float64 numbers with a uniform distribution of mean 0 and variance 1 from a name."""
     return ((_bits(shape, name) + 0.5) / 2**31 - 1) * math.sqrt(3)
 
 
-def numbers(shape: Tuple[int, ...], name: str, limit: int) -> np.ndarray:
+def numbers(shape: tuple[int, ...], name: str, limit: int) -> np.ndarray:
     """Generate whole numbers 0 .. limit - 1, int64, from a name."""
     return (_bits(shape, name).astype(np.int64) * limit) >> 32
 
 
-def _bits(shape: Tuple[int, ...], name: str) -> np.ndarray:
+def _bits(shape: tuple[int, ...], name: str) -> np.ndarray:
     count = math.prod(shape)
     return np.frombuffer(hashlib.shake_256(name.encode()).digest(4 * count), "<u4").reshape(shape)
 
@@ -78,7 +78,7 @@ class Run:
     first: int
     edge: int
     end: int
-    names: Tuple[str, ...]
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,14 @@ class LongSequence:
     outputs: np.ndarray  # expected outputs [1,m,V]
     edges: Mapping[str, int]  # indices of tokens at edges, by name
 
-    def unreached(self) -> Dict[str, str]:
+    def unreached(self) -> dict[str, str]:
         """Return the edges behind the last token, with the reason."""
         length = self.tokens.shape[1]
         beyond = {name: edge for name, edge in self.edges.items() if edge >= length}
         reason = f"behind the {length:,} tokens that are read"
         return {name: f"{edge:,}, {reason}" for name, edge in beyond.items()}
 
-    def within(self, first: int, end: int) -> Tuple[np.ndarray, np.ndarray]:
+    def within(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the compared indices [k] of tokens first .. end - 1, and their outputs [1,k,V]."""
         low, high = np.searchsorted(self.compared, (first, end))
         return self.compared[low:high], self.outputs[:, low:high]
@@ -129,9 +129,9 @@ def tokens_of(manifest: Manifest, length: int) -> np.ndarray:
     return inputs(manifest, (1, length), "tokens to fill a cache")
 
 
-def runs(edges: Mapping[str, int], length: int) -> List[Run]:
+def runs(edges: Mapping[str, int], length: int) -> list[Run]:
     """Return the runs of a sequence in order. Edges with common neighbours are in one run."""
-    merged: List[Run] = []
+    merged: list[Run] = []
     for name, edge in sorted(edges.items(), key=lambda item: (item[1], item[0])):
         first, end = max(edge - BESIDE, 0), min(edge + BESIDE + 1, length)
         if not 0 < edge < length:
@@ -158,7 +158,7 @@ def compared_of(manifest: Manifest, edges: Mapping[str, int], length: int) -> np
     return np.union1d(places(edges, length), np.arange(max(0, length - last), length))
 
 
-def calls(compared: np.ndarray, first: int, end: int, chunk: int) -> Iterator[Tuple[int, int, int]]:
+def calls(compared: np.ndarray, first: int, end: int, chunk: int) -> Iterator[tuple[int, int, int]]:
     """Divide the tokens first .. end - 1 into calls. Yield the first token, the end, and the number
     of last tokens whose outputs are compared. A call ends after a run of compared tokens, so that a
     graph that selects tokens computes few other outputs.
@@ -182,7 +182,7 @@ def length_of(manifest: Manifest) -> int:
     return min(LENGTH // 2 if is_large(manifest) else LENGTH, manifest.max_positions)
 
 
-def starts(manifest: Manifest) -> List[int]:
+def starts(manifest: Manifest) -> list[int]:
     """Return the start positions of rows: 0, the last, and unless large one in between."""
     last = manifest.max_positions - length_of(manifest)
     chosen = sorted({0, last} if is_large(manifest) else {0, min(1000, last), last})
@@ -191,7 +191,7 @@ def starts(manifest: Manifest) -> List[int]:
     return [chosen[row % len(chosen)] for row in range(max(BATCHES))]
 
 
-def grid_of(manifest: Manifest) -> Tuple[Any, ...]:
+def grid_of(manifest: Manifest) -> tuple[Any, ...]:
     """Return what the inputs and expected outputs of a grid depend on besides the model."""
     return (
         manifest.signature,
@@ -203,7 +203,7 @@ def grid_of(manifest: Manifest) -> Tuple[Any, ...]:
     )
 
 
-def case_inputs(manifest: Manifest) -> Tuple[np.ndarray, np.ndarray, int]:
+def case_inputs(manifest: Manifest) -> tuple[np.ndarray, np.ndarray, int]:
     """Return tokens [B,L] of a case, the same with another ending, and where the endings begin."""
     length, rows = length_of(manifest), max(BATCHES)
     fork_at, tokens = length // 2, inputs(manifest, (rows, length), "tokens")
@@ -212,12 +212,12 @@ def case_inputs(manifest: Manifest) -> Tuple[np.ndarray, np.ndarray, int]:
     return tokens, other, fork_at
 
 
-def attribute_inputs(manifest: Manifest) -> Dict[str, AttributeCase]:
+def attribute_inputs(manifest: Manifest) -> dict[str, AttributeCase]:
     """Return the inputs of the cells "coordinates" and "segments". "segments" may have both."""
     length, cells = length_of(manifest), {}
     tokens = inputs(manifest, (2, length), "tokens with numbers beside")
     mask = np.ones((2, length), np.int64)
-    grid: Dict[str, np.ndarray] = {}
+    grid: dict[str, np.ndarray] = {}
     if manifest.axes:
         shape = (manifest.axes, 2, length)
         limit = manifest.coordinate_range or manifest.max_positions

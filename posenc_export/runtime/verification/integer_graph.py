@@ -5,7 +5,7 @@ The check "indices" proves claims on their values.
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Dict, Iterator, List, Mapping, Sequence, Set, Tuple
+from typing import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -29,8 +29,8 @@ class Findings:
     """Number of comparisons and proved claims; by place, failures, and reasons for what is open."""
 
     compared: int = 0
-    failures: Dict[str, str] = field(default_factory=dict)
-    skipped: Dict[str, str] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,19 @@ class IntegerPart:
     """The integer part of a graph."""
 
     graph: Nodes  # the whole graph without subgraphs
-    nodes: List[Node] = field(default_factory=list)  # nodes of the part, in order
+    nodes: list[Node] = field(default_factory=list)  # nodes of the part, in order
     # Readers of each value that leaves the part
-    uses: Dict[str, List[Use]] = field(default_factory=dict)
+    uses: dict[str, list[Use]] = field(default_factory=dict)
     # By name of an index, the tables that Gather reads with it and that are equal in all calls
-    tables: Dict[str, List[str]] = field(default_factory=dict)
+    tables: dict[str, list[str]] = field(default_factory=dict)
     # Names of other values whose shape the part reads, and whether they are embedded tokens [B,S,E]
-    free: Dict[str, bool] = field(default_factory=dict)
+    free: dict[str, bool] = field(default_factory=dict)
     # Attention nodes and their layers, in order
-    attention: List[Tuple[Node, int]] = field(default_factory=list)
+    attention: list[tuple[Node, int]] = field(default_factory=list)
     # By name of a value cast to half precision, which numpy may not have: the value before the cast
-    casts: Dict[str, str] = field(default_factory=dict)
+    casts: dict[str, str] = field(default_factory=dict)
 
-    def after(self, name: str) -> Tuple[Set[str], List[Node]]:
+    def after(self, name: str) -> tuple[set[str], list[Node]]:
         """Return a value with all values that the part computes from it, and their nodes."""
         values, nodes = {name}, []
         for node in self.nodes:
@@ -71,7 +71,7 @@ class IntegerPart:
                 nodes.append(node)
         return values, nodes
 
-    def layers_after(self, name: str) -> List[int]:
+    def layers_after(self, name: str) -> list[int]:
         """Return the layers that read a value, or a value that the part computes from it."""
         values, _ = self.after(name)
         return sorted({use.layer for v in values for use in self.uses.get(v, []) if use.layer >= 0})
@@ -88,7 +88,7 @@ def without_bodies(graph: Nodes) -> Nodes:
 
 
 def _inlined(
-    nodes: Sequence[Node], constants: Dict[str, Constant], names: Mapping[str, str], prefix: str
+    nodes: Sequence[Node], constants: dict[str, Constant], names: Mapping[str, str], prefix: str
 ) -> Iterator[Node]:
     """Yield nodes with their subgraphs before them. names: new names of values of a subgraph."""
     for number, node in enumerate(nodes):
@@ -147,7 +147,7 @@ def integer_part(whole: Nodes) -> IntegerPart:
 def _leave(
     part: IntegerPart,
     node: Node,
-    varying: Set[str],
+    varying: set[str],
     layers: Mapping[str, int],
     slices: Mapping[str, Node],
 ) -> None:
@@ -167,18 +167,18 @@ def _leave(
             part.uses.setdefault(part.casts.get(name, name), []).append(use)
 
 
-def _layers(graph: Nodes) -> Dict[str, int]:
+def _layers(graph: Nodes) -> dict[str, int]:
     """Return the layer of each value: that of the next attention that reads it, or else of the
     attention before it. Attention has the layer of its caches. Without caches, layers are counted;
     those in the branches of an If, of which a call runs one, have the same numbers.
     """
-    before: Dict[str, int] = {}
+    before: dict[str, int] = {}
     for name in graph.inputs:
         if match := LAYER.match(name):
             before[name] = int(match[1])
     cached, count, weighted = bool(before), 0, attention_weights(graph)
-    first: Dict[str, int] = {}  # by If, the first layer of its branches
-    within: Dict[str, int] = {}  # attention nodes in a branch so far
+    first: dict[str, int] = {}  # by If, the first layer of its branches
+    within: dict[str, int] = {}  # attention nodes in a branch so far
     for node in graph.nodes:
         read = () if node.operator in SIZES else _read(node)  # sizes of states serve all layers
         layer = max((before.get(name, -1) for name in read), default=-1)
@@ -190,7 +190,7 @@ def _layers(graph: Nodes) -> Dict[str, int]:
             count = max(count, layer + 1)
         before.update(dict.fromkeys(node.outputs, layer))
     layers = dict(before)
-    after: Dict[str, int] = {}  # by value, the first layer whose attention reads it
+    after: dict[str, int] = {}  # by value, the first layer whose attention reads it
     for node in reversed(graph.nodes):
         readers = [after[name] for name in node.outputs if name in after]
         if node.outputs[0] in weighted:
@@ -201,7 +201,7 @@ def _layers(graph: Nodes) -> Dict[str, int]:
     return layers
 
 
-def attention_weights(graph: Nodes) -> Set[str]:
+def attention_weights(graph: Nodes) -> set[str]:
     """Return the outputs of nodes that compute attention weights. A softmax over products with
     constants, such as a router's, is none of them.
     """
@@ -218,7 +218,7 @@ def attention_weights(graph: Nodes) -> Set[str]:
     return outputs
 
 
-def _read(node: Node) -> List[str]:
+def _read(node: Node) -> list[str]:
     """Return the values that a node reads, with the outputs of its subgraphs."""
     bodies = node.attributes.values() if node.operator in WITH_BODIES else ()
     return [*node.inputs, *(name for body in bodies if isinstance(body, list) for name in body)]

@@ -9,7 +9,7 @@ import functools
 import itertools
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Mapping, Optional
+from typing import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -48,7 +48,7 @@ FILLED = "cache filled to its end"
 RUN_UP = 8  # tokens before a run that the call across it also reads
 
 
-def long_cells(manifest: Manifest, sequence: LongSequence) -> List[Cell]:
+def long_cells(manifest: Manifest, sequence: LongSequence) -> list[Cell]:
     """Return the cells of a sequence. They share one session, which reads the sequence once."""
     crossed = grid_inputs.runs(sequence.edges, sequence.tokens.shape[1])
     if not manifest.states:
@@ -68,7 +68,7 @@ def long_cells(manifest: Manifest, sequence: LongSequence) -> List[Cell]:
 
 def outputs_by(
     session: Session, manifest: Manifest, edges: Mapping[str, int], advance: Callable[[int], None]
-) -> Optional[LongSequence]:
+) -> LongSequence | None:
     """Return the long sequence with the outputs of a session, which may compute in another dtype
     than the artefact; None for a bidirectional model without an edge within its length. edges:
     indices of tokens, by name. advance: called with the number of tokens that were read.
@@ -97,7 +97,7 @@ def _fed(
     tokens: np.ndarray,
     first: int,
     count: int,
-    chunk: Optional[int] = None,
+    chunk: int | None = None,
 ) -> np.ndarray:
     """Feed tokens, and return the outputs of the last `count`. first: index of the first token; 0
     feeds encoder outputs, too. chunk: as for Session.prefill.
@@ -159,7 +159,7 @@ def _whole(session: Session, sequence: LongSequence) -> Pairs:
     yield outputs[:, sequence.compared], sequence.outputs
 
 
-WAYS: Dict[str, Callable[..., Pairs]] = {
+WAYS: dict[str, Callable[..., Pairs]] = {
     "in a call across it": _across,
     "in steps": _in_steps,
     "in a call from it on": _from_it_on,
@@ -187,7 +187,7 @@ def cells_of(manifest: Manifest, expected: Expected, level: Level) -> Iterator[C
             yield Cell(name, functools.partial(run, case=attributes, full=full))
 
 
-def scenarios_of(manifest: Manifest, case: Case, level: Level = Level.WHOLE) -> List[Scenario]:
+def scenarios_of(manifest: Manifest, case: Case, level: Level = Level.WHOLE) -> list[Scenario]:
     """Return the scenarios for an artefact. Only layout "rows" allows to admit and retire rows."""
     length = case.tokens.shape[1]
     scenarios = of_whole_calls(length)
@@ -219,7 +219,7 @@ def measured(
     expected: Expected,
     accuracy: Accuracy,
     progress: Progress,
-    threads: Optional[int] = 1,
+    threads: int | None = 1,
     quick: bool = False,
 ) -> Measured:
     """Measure every cell of an artefact, and of its float32 form if it rounds. model: the loaded
@@ -297,7 +297,7 @@ def measure(
 
 
 def _error(
-    session: Session, cell: Cell, columns: np.ndarray, failures: Dict[str, str], rounds: bool
+    session: Session, cell: Cell, columns: np.ndarray, failures: dict[str, str], rounds: bool
 ) -> float:
     """Run a cell and return its error, which is infinity if the graph fails; `failures` gets the
     reason. columns: indices of the expected numbers of an output.

@@ -7,7 +7,7 @@ definition stands for them.
 import math
 from contextlib import suppress
 from functools import reduce
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Mapping, Sequence
 
 import z3
 
@@ -36,7 +36,7 @@ from posenc_export.runtime.verification.symbolic import (
 )
 
 
-def whole(tensor: Tensor) -> List[Any]:
+def whole(tensor: Tensor) -> list[Any]:
     """Return the entries of a tensor of one axis, such as a shape."""
     if not tensor.shape:
         return [simplified(tensor.at(()))]
@@ -45,7 +45,7 @@ def whole(tensor: Tensor) -> List[Any]:
     return [simplified(tensor.at((i,))) for i in range(tensor.shape[0])]
 
 
-def _known(tensor: Optional[Tensor], default: Sequence[int] = ()) -> List[int]:
+def _known(tensor: Tensor | None, default: Sequence[int] = ()) -> list[int]:
     """Return the entries of a tensor that must be constant, such as axes."""
     entries = list(default) if tensor is None else whole(tensor)
     if not all(isinstance(entry, int) for entry in entries):
@@ -141,7 +141,7 @@ def _largest(x: Any, y: Any) -> Any:
     return _numbers(_larger)(x, y)
 
 
-def _clip(context: Translation, node: Node, x: Tensor, *bounds: Optional[Tensor]) -> Tensor:
+def _clip(context: Translation, node: Node, x: Tensor, *bounds: Tensor | None) -> Tensor:
     for bound, function in zip(bounds, (_largest, _numbers(_smaller)), strict=False):
         x = x if bound is None else broadcast(function, x, bound)
     return x
@@ -190,14 +190,14 @@ def _like_first(context: Translation, node: Node, x: Tensor, *_: Any) -> Tensor:
     return _undefined(context, node, x.shape)
 
 
-def _over_axes(node: Node, x: Tensor, axes: Optional[Tensor]) -> Tuple[List[int], List[Any]]:
+def _over_axes(node: Node, x: Tensor, axes: Tensor | None) -> tuple[list[int], list[Any]]:
     """Return the axes that an operator reduces, and the shape of its result with keepdims=1."""
     rank = len(x.shape)
     over = [_axis(axis, rank) for axis in _known(axes, node.attributes.get("axes", range(rank)))]
     return over, [1 if axis in over else size for axis, size in enumerate(x.shape)]
 
 
-def _mean(context: Translation, node: Node, x: Tensor, axes: Optional[Tensor] = None) -> Tensor:
+def _mean(context: Translation, node: Node, x: Tensor, axes: Tensor | None = None) -> Tensor:
     """Translate a mean over axes, without a definition."""
     if not node.attributes.get("keepdims", 1):
         raise Untranslated(f"{node.operator} without its axis")
@@ -214,7 +214,7 @@ def _unsqueeze(context: Translation, node: Node, x: Tensor, axes: Tensor) -> Ten
     return _with_sizes(context, x, [1 if axis in added else next(sizes) for axis in range(rank)])
 
 
-def _squeeze(context: Translation, node: Node, x: Tensor, axes: Optional[Tensor] = None) -> Tensor:
+def _squeeze(context: Translation, node: Node, x: Tensor, axes: Tensor | None = None) -> Tensor:
     ones = [axis for axis, size in enumerate(x.shape) if isinstance(size, int) and size == 1]
     gone = {_axis(axis, len(x.shape)) for axis in _known(axes, ones)}
     return _with_sizes(context, x, [n for axis, n in enumerate(x.shape) if axis not in gone])
@@ -250,7 +250,7 @@ def _with_sizes(context: Translation, x: Tensor, sizes: Sequence[Any]) -> Tensor
         after.append((old.pop(), new.pop()))
 
     def at(index: Index) -> Any:
-        places: List[Any] = [0] * len(x.shape)
+        places: list[Any] = [0] * len(x.shape)
         for to, of in (*before, *after):
             places[to] = index[of]
         count: Any = 0
@@ -267,7 +267,7 @@ def _with_sizes(context: Translation, x: Tensor, sizes: Sequence[Any]) -> Tensor
     return result
 
 
-def _with_rest(context: Translation, shape: Sequence[Any], sizes: Sequence[Any]) -> List[Any]:
+def _with_rest(context: Translation, shape: Sequence[Any], sizes: Sequence[Any]) -> list[Any]:
     """Return sizes with a number in place of -1. Equal sizes are cancelled before the division."""
     left, result, by = list(shape), list(sizes), 1
     for place, size in enumerate(sizes):
@@ -328,7 +328,7 @@ def _joined(x: Tensor, y: Tensor, axis: int) -> Tensor:
     return Tensor([*x.shape[:axis], border + y.shape[axis], *x.shape[axis + 1 :]], at)
 
 
-def _split(context: Translation, node: Node, x: Tensor, sizes: Optional[Tensor] = None) -> Tensor:
+def _split(context: Translation, node: Node, x: Tensor, sizes: Tensor | None = None) -> Tensor:
     axis, count = _axis(node.attributes.get("axis", 0), len(x.shape)), len(node.outputs)
     given = node.attributes.get("split") if sizes is None else whole(sizes)
     if given is None and not isinstance(x.shape[axis], int):
@@ -348,7 +348,7 @@ def _shifted(x: Tensor, shape: Sequence[Any], first: Mapping[int, Any]) -> Tenso
     return Tensor(shape, lambda index: x.at([i + first.get(n, 0) for n, i in enumerate(index)]))
 
 
-def _trilu(context: Translation, node: Node, x: Tensor, k: Optional[Tensor] = None) -> Tensor:
+def _trilu(context: Translation, node: Node, x: Tensor, k: Tensor | None = None) -> Tensor:
     shift, upper = _known(k, [0])[0], node.attributes.get("upper", 1)
 
     def at(index: Index) -> Any:
@@ -375,8 +375,8 @@ def _slice(
     x: Tensor,
     starts: Tensor,
     ends: Tensor,
-    axes: Optional[Tensor] = None,
-    steps: Optional[Tensor] = None,
+    axes: Tensor | None = None,
+    steps: Tensor | None = None,
 ) -> Tensor:
     first, last = whole(starts), whole(ends)
     places = _known(axes, range(len(first)))
@@ -444,8 +444,8 @@ def _pad(
     node: Node,
     x: Tensor,
     pads: Tensor,
-    value: Optional[Tensor] = None,
-    axes: Optional[Tensor] = None,
+    value: Tensor | None = None,
+    axes: Tensor | None = None,
 ) -> Tensor:
     if node.attributes.get("mode", "constant") != "constant":
         raise Untranslated("padding with other than a constant")
@@ -516,7 +516,7 @@ def _scatter(context: Translation, node: Node, x: Tensor, new: Tensor, first: Te
     return Tensor(x.shape, at)
 
 
-def _sum(context: Translation, node: Node, x: Tensor, axes: Optional[Tensor] = None) -> Tensor:
+def _sum(context: Translation, node: Node, x: Tensor, axes: Tensor | None = None) -> Tensor:
     """Translate CumSum, ReduceSum, ReduceMax or ReduceMin, if its result for x is in `sums`."""
     cumulative, (over, ones) = node.operator == "CumSum", _over_axes(node, x, axes)
     if cumulative and (node.attributes.get("exclusive") or node.attributes.get("reverse")):
@@ -544,14 +544,14 @@ FUNCTIONS = ["Sin", "Cos", "Exp", "Log", "Sqrt", "Pow", "Ceil", "Sigmoid", "Tanh
 FUNCTIONS += ["Softplus", "Reciprocal"]
 OF_MANY = ["Softmax", "Gelu", "Silu", "Swish", "HardSwish", "LeakyRelu", "Erf", "RotaryEmbedding"]
 OF_MANY += ["LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"]
-UNDEFINED: Dict[str, Operator] = {
+UNDEFINED: dict[str, Operator] = {
     **dict.fromkeys(FUNCTIONS, _function),
     **dict.fromkeys(OF_MANY, _like_first),
     "MatMul": _weighted,
     "Gemm": _weighted,
     "ReduceMean": _mean,
 }
-OPERATORS: Dict[str, Operator] = {
+OPERATORS: dict[str, Operator] = {
     **UNDEFINED,
     "Add": _element_wise(_numbers(lambda x, y: x + y, hides=True)),
     "Sub": _element_wise(_numbers(lambda x, y: x - y)),

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Union, cast
+from typing import Any, Mapping, cast
 
 import msgspec
 import numpy as np
@@ -63,7 +63,7 @@ class Accuracy:
         return replace(self, tolerance=tolerance)
 
 
-def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] = None) -> Accuracy:
+def accuracy_on(provider: str, reference: Reference, tolerance: float | None = None) -> Accuracy:
     """Return the accuracy of an artefact on a provider, for a certificate. tolerance: a bound that
     the user gives (`check_tolerance`), on the CPU for the float32 form of an artefact that rounds,
     otherwise for the outputs; None for that of the export. Raise ValueError if that is above
@@ -85,7 +85,7 @@ def default_accuracy(reference: Reference) -> Accuracy:
     return Accuracy(reference.tolerance, reference.noise, reference.float32)
 
 
-def as_exported(accuracy: Accuracy, ran: Union[Session, Model]) -> Accuracy:
+def as_exported(accuracy: Accuracy, ran: Session | Model) -> Accuracy:
     """Return the accuracy of an artefact as exported. On the CPU, outputs of activations or caches
     in few bits only have to be finite: the kernels that round them have contracts (conformance/).
     So do those of experts, which only ort-cuda has in half precision: an input that is rounded may
@@ -97,7 +97,7 @@ def as_exported(accuracy: Accuracy, ran: Union[Session, Model]) -> Accuracy:
     return Accuracy(certificates.FINITE) if few else accuracy
 
 
-def check_tolerance(tolerance: Optional[float]) -> None:
+def check_tolerance(tolerance: float | None) -> None:
     """Raise ValueError unless a given tolerance is above 0 and below 1, the error of zeros."""
     if tolerance is not None and not (isinstance(tolerance, (int, float)) and 0 < tolerance < 1):
         rule = "tolerance to be above 0 and below 1"
@@ -116,8 +116,8 @@ class Expected:
     case: Case  # with the larger number of rows of grid_inputs.BATCHES, at different starts
     # By name of a cell, inputs and expected outputs [2,L,V], if the encoding has coordinates or the
     # model has segments
-    attribute_cases: Dict[str, Tuple[AttributeCase, np.ndarray]]
-    long: Optional[LongSequence]  # the long sequence; None if it is not run
+    attribute_cases: dict[str, tuple[AttributeCase, np.ndarray]]
+    long: LongSequence | None  # the long sequence; None if it is not run
     # Indices of the compared numbers of the second output; empty if there is none
     readout_columns: np.ndarray = field(default_factory=lambda: np.arange(0))
 
@@ -138,10 +138,10 @@ class Expected:
 class Measured:
     """Errors of the grid by name of a cell, and the checks beside the grid by name."""
 
-    cells: Dict[str, float] = field(default_factory=dict)  # numerics.cell_error
-    failures: Dict[str, str] = field(default_factory=dict)  # message of the graph that failed
-    checks: Dict[str, certificates.Check] = field(default_factory=dict)
-    unreached: Dict[str, str] = field(default_factory=dict)  # edges without a cell, with the reason
+    cells: dict[str, float] = field(default_factory=dict)  # numerics.cell_error
+    failures: dict[str, str] = field(default_factory=dict)  # message of the graph that failed
+    checks: dict[str, certificates.Check] = field(default_factory=dict)
+    unreached: dict[str, str] = field(default_factory=dict)  # edges without a cell, with the reason
 
     def joined(self, other: "Measured") -> "Measured":
         """Return these errors and those of other cells, checks and edges."""
@@ -167,11 +167,11 @@ def rounded_up(error: float) -> float:
 
 
 def certificate(
-    ran: Union[Session, Model], accuracy: Accuracy, measured: Measured, quick: bool = False
+    ran: Session | Model, accuracy: Accuracy, measured: Measured, quick: bool = False
 ) -> certificates.Proof:
     """Return what was measured as a certificate of the manifest (artefact.certificate)."""
     exported = [name for name in measured.cells if name.startswith(certificates.EXPORTED)]
-    content: Dict[str, Any] = {
+    content: dict[str, Any] = {
         "tolerance": accuracy.stated,
         "provider": ran.provider,
         "machine": machine_of(ran),
@@ -185,7 +185,7 @@ def certificate(
     return cast(certificates.Proof, {"passed": certificates.passes(content), **content})
 
 
-def machine_of(ran: Union[Session, Model]) -> str:
+def machine_of(ran: Session | Model) -> str:
     """Return the names of the processor or GPU, and of the library that ran, with its version."""
     distribution = "torch" if ran.manifest.in_torch else "onnxruntime"
     device = machine.gpu() if ran.provider == "cuda" else machine.processor()
@@ -247,17 +247,17 @@ def read(manifest: Manifest, folder: Path) -> Expected:
 
 
 def _layout(
-    manifest: Manifest, edges: Optional[Mapping[str, int]]
-) -> List[Tuple[Tuple[int, ...], np.ndarray]]:
+    manifest: Manifest, edges: Mapping[str, int] | None
+) -> list[tuple[tuple[int, ...], np.ndarray]]:
     """Return for each stored part its shape without the last axis, and the indices of the stored
     numbers of an output: all, or a pseudo-random selection, so that the file has at most LARGEST
     bytes. edges: None without a long sequence.
     """
     length, rows = grid_inputs.length_of(manifest), max(grid_inputs.BATCHES)
-    shapes: List[Tuple[int, ...]] = [(rows, length), (rows, length - length // 2)]
+    shapes: list[tuple[int, ...]] = [(rows, length), (rows, length - length // 2)]
     shapes += [(2, length)] * len(grid_inputs.attribute_inputs(manifest))
     shapes += [] if edges is None else [(1, len(_places(manifest, edges)))]
-    layout: List[Tuple[Tuple[int, ...], np.ndarray]] = []
+    layout: list[tuple[tuple[int, ...], np.ndarray]] = []
     for value in manifest.outputs:
         parts = [(rows, length)[: len(value.axes) - 1]] if layout else shapes
         count = max(1, LARGEST // (4 * sum(map(math.prod, parts))))

@@ -5,13 +5,13 @@ must give the outputs of one full pass.
 import dataclasses
 import enum
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Iterator, Protocol, Sequence
 
 import numpy as np
 
 from posenc_export.runtime.session.session import Session
 
-Pairs = Iterator[Tuple[np.ndarray, np.ndarray]]  # actual and expected outputs
+Pairs = Iterator[tuple[np.ndarray, np.ndarray]]  # actual and expected outputs
 # Given a session and `case`, drives the session and yields pairs of actual and expected outputs
 Run = Callable[..., Pairs]
 
@@ -51,9 +51,9 @@ class Case:
     other: np.ndarray  # inputs and full pass of the same rows with the second ending
     other_full: np.ndarray
     # Encoder outputs of each row [q,N], if the model reads an encoder.
-    encoder: Optional[Sequence[np.ndarray]] = None
+    encoder: Sequence[np.ndarray] | None = None
     # Second output for `tokens`, [B,N] or [B,L,N], if the model has one.
-    readout: Optional[np.ndarray] = None
+    readout: np.ndarray | None = None
 
     def rows(self, count: int) -> "Case":
         """Return the case of the first `count` rows."""
@@ -61,7 +61,7 @@ class Case:
         first = {name: part[:count] for name, part in by_row.items() if part is not None}
         return dataclasses.replace(self, **first)
 
-    def beginning(self, first: int = 0, end: Optional[int] = None) -> Dict[str, Any]:
+    def beginning(self, first: int = 0, end: int | None = None) -> dict[str, Any]:
         """Return the keyword arguments of the first call on the rows first .. end - 1."""
         encoder = {} if self.encoder is None else {"encoder": self.encoder[first:end]}
         return {"start": list(self.starts[first:end]), **encoder}
@@ -74,7 +74,7 @@ class AttributeCase:
     tokens: np.ndarray  # [2,L] or [2,L,E]
     mask: np.ndarray  # attention mask [2,L]; with segments, the first row has left padding
     # Arguments of Session.prefill: "grid" [axes,2,L], "token_types" [2,L] or both.
-    attributes: Dict[str, Any]
+    attributes: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def stepped_from(past: int) -> Run:
     return run
 
 
-def left_padded(session: Calls, case: Case, length: Optional[int] = None) -> Pairs:
+def left_padded(session: Calls, case: Case, length: int | None = None) -> Pairs:
     """Prefill half of the tokens, or `length`, with b + 1 columns of left padding in row b and
     right padding, then step.
     """
@@ -145,7 +145,7 @@ def left_padded(session: Calls, case: Case, length: Optional[int] = None) -> Pai
         yield session.step(case.tokens[:, index]), case.full[:, index]
 
 
-def _behind_padding(tokens: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+def _behind_padding(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Pad tokens [B,n] or [B,n,E] by b + 1 columns at the left of row b; also return the mask."""
     rows, length = tokens.shape[:2]
     mask = np.zeros((rows, length + rows), np.int64)
@@ -341,7 +341,7 @@ OF_LAST_OUTPUTS = (
 OF_ROWS = Scenario("rows come and go", admitted)
 
 
-def of_whole_calls(length: int) -> List[Scenario]:
+def of_whole_calls(length: int) -> list[Scenario]:
     """Return the scenarios for bidirectional models, which have no cache."""
     return [
         Scenario("at once", split(0, length), Level.LOAD),
@@ -350,7 +350,7 @@ def of_whole_calls(length: int) -> List[Scenario]:
     ]
 
 
-def of_caches(length: int) -> List[Scenario]:
+def of_caches(length: int) -> list[Scenario]:
     """Return the scenarios for sequences of `length` tokens in a model with caches: one of each
     kind of call. Other numbers of new and cached tokens are left to proofs (claims.py).
     """

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence
 
 import numpy as np
 import z3
@@ -55,7 +55,7 @@ class Tensor:
 
     def __init__(self, shape: Sequence[Any], at: Callable[[Index], Any]) -> None:
         self.shape = tuple(simplified(size) for size in shape)
-        self.made, self._known = at, dict[Tuple[int, ...], Tuple[Any, Index]]()
+        self.made, self._known = at, dict[tuple[int, ...], tuple[Any, Index]]()
 
     def at(self, index: Index) -> Any:
         """Return the entry at an index."""
@@ -72,7 +72,7 @@ class Untranslated(Exception):
 
 
 # Errors of a translation, also of graphs that no runtime would load.
-MALFORMED: Tuple[Any, ...] = (
+MALFORMED: tuple[Any, ...] = (
     Untranslated,
     ArithmeticError,
     AttributeError,
@@ -179,10 +179,10 @@ class Solver:
         assumed: facts about sizes, and about each value of a function that was used so far.
     """
 
-    def __init__(self, log: Optional[Path] = None) -> None:
-        self.assumed: List[Any] = []
+    def __init__(self, log: Path | None = None) -> None:
+        self.assumed: list[Any] = []
         self._log = log
-        self._bounded: Dict[int, Any] = {}
+        self._bounded: dict[int, Any] = {}
 
     def function(self, name: str, promise: Callable[..., Any]) -> Any:
         """Return a function of integers. promise: a fact that is assumed for each value in use."""
@@ -218,13 +218,13 @@ class Solver:
             return x == y
         return alike(x, y) or self.excludes(x != y)
 
-    def model(self, *facts: Any) -> Optional[z3.ModelRef]:
+    def model(self, *facts: Any) -> z3.ModelRef | None:
         """Return a call in which facts hold, or None if there is none. Raise Untranslated as
         `excludes`.
         """
         return self.smallest((), *facts)
 
-    def smallest(self, sizes: Sequence[Any], *facts: Any) -> Optional[z3.ModelRef]:
+    def smallest(self, sizes: Sequence[Any], *facts: Any) -> z3.ModelRef | None:
         """As `model`, with sizes as small as the solver can decide; the first size is minimized
         first.
         """
@@ -258,7 +258,7 @@ class Solver:
         except Untranslated:
             return False
 
-    def _checked(self, facts: Sequence[Any]) -> Tuple[z3.Solver, z3.CheckSatResult]:
+    def _checked(self, facts: Sequence[Any]) -> tuple[z3.Solver, z3.CheckSatResult]:
         for arithmetic, effort in ATTEMPTS:
             solver = z3.Solver()
             solver.set("arith.solver", arithmetic)
@@ -291,15 +291,15 @@ class Translation:
         operators: translate nodes, by type (operators.py).
     """
 
-    tensors: Dict[str, Tensor]
-    constants: Dict[str, Constant]
+    tensors: dict[str, Tensor]
+    constants: dict[str, Constant]
     folder: Path
-    sums: Sequence[Tuple[str, Tensor, Tensor]]
+    sums: Sequence[tuple[str, Tensor, Tensor]]
     solver: Solver
-    operators: Dict[str, Operator]
+    operators: dict[str, Operator]
     # Functions without a definition, for which a counterexample may choose other numbers
-    free: Dict[str, Any] = field(default_factory=dict)
-    reasons: Dict[str, str] = field(default_factory=dict)  # why a value is not translated
+    free: dict[str, Any] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)  # why a value is not translated
 
     def get(self, name: str) -> Tensor:
         """Return the tensor of a value. Raise Untranslated if it was not translated."""

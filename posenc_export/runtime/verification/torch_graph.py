@@ -6,7 +6,7 @@ others keep their names, and nothing is proved of them. Sizes are tensors of sha
 
 import operator
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
+from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -63,11 +63,11 @@ class Program:
     """
 
     def __init__(self) -> None:
-        self.graph, self.names = Nodes(opsets={"": OPSET}), dict[Any, List[str]]()
-        self._inputs: Dict[str, Any] = {}  # nodes by name
-        self._stored: Dict[Any, Any] = {}  # by node, results that are the same in every call
-        self._whole: Set[Any] = set()  # nodes that positions and sizes determine
-        self._known: Dict[str, List[str]] = {}  # outputs by text of a node: equal ones are one
+        self.graph, self.names = Nodes(opsets={"": OPSET}), dict[Any, list[str]]()
+        self._inputs: dict[str, Any] = {}  # nodes by name
+        self._stored: dict[Any, Any] = {}  # by node, results that are the same in every call
+        self._whole: set[Any] = set()  # nodes that positions and sizes determine
+        self._known: dict[str, list[str]] = {}  # outputs by text of a node: equal ones are one
         self._place = ""  # begins the names of results
 
     def store(self, node: Any, name: str, result: Any) -> None:
@@ -127,7 +127,7 @@ class Program:
             arguments = {**dict(zip(accepted, node.args, strict=False)), **node.kwargs}
             self.names[node] = self._made(node, schema, arguments)
 
-    def _made(self, node: Any, schema: Any, a: Arguments) -> List[str]:
+    def _made(self, node: Any, schema: Any, a: Arguments) -> list[str]:
         """Write an operator, and return the names of its results."""
         name, result = schema.name.partition("::")[2], value(node)
         if schema.is_mutable:
@@ -162,7 +162,7 @@ class Program:
         written = (user for user in memory.users if user in self.names)
         aliases = (x.alias_info for user in written for x in user.target._schema.returns)
         views = source is not memory or any(aliases)
-        if source in self._stored or views and source in self._whole:
+        if source in self._stored or (views and source in self._whole):
             raise Untranslated("a cache that is read under two names")
         if source in self._whole:
             made = self.node("TensorScatter", memory, a[WRITES[name]], first, axis=1)
@@ -198,7 +198,7 @@ class Program:
         """Add a node with one output, and return its name."""
         return self.nodes(operator, 1, *operands, **attributes)[0]
 
-    def nodes(self, operator: str, outputs: int, *operands: Any, **attributes: Any) -> List[str]:
+    def nodes(self, operator: str, outputs: int, *operands: Any, **attributes: Any) -> list[str]:
         """Add a node, and return the names of its outputs."""
         read = [self.name(x) for x in operands]
         while read and not read[-1]:
@@ -249,7 +249,7 @@ def element(dtype: Any) -> str:
 
 # Takes a program, arguments of an operator, and its result without numbers. Returns the name of the
 # result, or None if it does not write an operator with these arguments.
-Writer = Callable[[Program, Arguments, Any], Optional[str]]
+Writer = Callable[[Program, Arguments, Any], str | None]
 
 
 def _direct(text: str) -> Writer:
@@ -258,7 +258,7 @@ def _direct(text: str) -> Writer:
     """
     operator, *names = text.split()
 
-    def write(p: Program, a: Arguments, y: Any) -> Optional[str]:
+    def write(p: Program, a: Arguments, y: Any) -> str | None:
         import torch
 
         of_bits = operator in ("And", "Or") and element(y.dtype) != "bool"
@@ -271,7 +271,7 @@ def _direct(text: str) -> Writer:
     return write
 
 
-def _divided(p: Program, a: Arguments, y: Any) -> Optional[str]:
+def _divided(p: Program, a: Arguments, y: Any) -> str | None:
     mode, x, other = a.get("rounding_mode"), a["self"], a["other"]
     if mode is None or y.is_floating_point():
         quotient = p.node("Div", p.cast(x, y.dtype), p.cast(other, y.dtype))
@@ -291,7 +291,7 @@ def _filled(p: Program, shape: Any, number: Any, y: Any) -> str:
     return p.node("Expand", p.cast(number, y.dtype), shape)
 
 
-def _range(p: Program, a: Arguments, y: Any) -> Optional[str]:
+def _range(p: Program, a: Arguments, y: Any) -> str | None:
     if a.get("step", 1) != 1 or element(y.dtype) != "int64":
         return None
     ends = [a.get("start", 0), a["end"]]
@@ -312,7 +312,7 @@ def _transposed(p: Program, a: Arguments, y: Any) -> str:
     return p.node("Transpose", a["self"], perm=[k % count for k in a.get("dims", order)])
 
 
-def _sliced(p: Program, a: Arguments, y: Any) -> Optional[str]:
+def _sliced(p: Program, a: Arguments, y: Any) -> str | None:
     if a.get("step", 1) != 1:
         return None
     start, end = a.get("start"), a.get("end")
@@ -328,7 +328,7 @@ def _selected(p: Program, a: Arguments, y: Any) -> str:
     return p.node("Gather", a["self"], at, axis=axis)
 
 
-def _padded(p: Program, a: Arguments, y: Any) -> Optional[str]:
+def _padded(p: Program, a: Arguments, y: Any) -> str | None:
     if a.get("mode", "constant") != "constant":
         return None
     pairs = [a["pad"][n : n + 2] for n in range(0, len(a["pad"]), 2)]
@@ -345,7 +345,7 @@ ARITHMETIC = {"add": "Add", "sub": "Sub", "mul": "Mul"}
 NUMBERS = {**ARITHMETIC, **COMPARED}
 UNARY = "abs neg floor exp log sin cos relu sigmoid tanh sqrt gelu silu"
 ARITHMETIC |= {"remainder": "Mod", "maximum": "Max", "minimum": "Min"}
-OPERATORS: Dict[str, Writer] = {
+OPERATORS: dict[str, Writer] = {
     **{n: _direct(f"{operator} =self =other") for n, operator in COMPARED.items()},
     **{n: _direct(f"{operator} ~self ~other") for n, operator in ARITHMETIC.items()},
     **{n: _direct(f"{n.capitalize()} ~self") for n in UNARY.split()},

@@ -2,7 +2,7 @@
 
 import collections
 from pathlib import Path
-from typing import Any, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ GROUPED = block_config(40, 4, 48, kv_heads=2, head_size=16, encoding={"name": "r
 BYTES = decoder_config(256, 1, 56, GROUPED)
 
 
-def _weight_and_inputs(outputs: int = 24, inputs: int = 70) -> Tuple[np.ndarray, np.ndarray]:
+def _weight_and_inputs(outputs: int = 24, inputs: int = 70) -> tuple[np.ndarray, np.ndarray]:
     """Return a weight [N,K] and inputs [400,K] with few independent directions, like those of
     trained layers.
     """

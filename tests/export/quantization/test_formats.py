@@ -4,7 +4,7 @@ verified.
 
 import itertools
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any
 
 import numpy as np
 import onnx
@@ -144,13 +144,13 @@ def test_a_decoder_is_verified_in_float32_and_quantized(
     result = manifest.quality
     assert result is not None
     assert result.exact <= result.exact_tolerance == tolerance("float32", 1, widest(ROPE))
-    assert 0 < result.error and result.tokens == 3 * 36
+    assert result.error > 0 and result.tokens == 3 * 36
 
 
 def test_the_loss_is_measured_on_the_provider_of_the_certificate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded: List[str] = []
+    loaded: list[str] = []
     right = quality.load
 
     def noted(*given: Any, provider: str = "auto", **named: Any) -> Any:
@@ -263,7 +263,7 @@ def test_a_token_of_zeros_gives_zeros() -> None:
 
 def _product(
     form: Any, weights: str, inputs: int
-) -> Tuple[onnx.ModelProto, np.ndarray, np.ndarray]:
+) -> tuple[onnx.ModelProto, np.ndarray, np.ndarray]:
     """Return a graph of one product in a format, x [1,9,K] with tokens of different magnitudes,
     and the product in float64.
     """
@@ -337,7 +337,7 @@ REFUSALS: dict = {
 
 @pytest.mark.parametrize(("given", "more", "message"), REFUSALS.values(), ids=REFUSALS)
 def test_an_unsupported_combination_is_refused(
-    given: Tuple[str, str], more: dict, message: str, tmp_path: Path
+    given: tuple[str, str], more: dict, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=message):
         export(sources(ROPE), given[0], tmp_path / "made", weights=given[1], **more)

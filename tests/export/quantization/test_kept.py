@@ -9,17 +9,17 @@ import pytest
 
 pytest.importorskip("gguf", reason="gguf is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
-from gguf import GGMLQuantizationType as Types  # noqa: E402
+from gguf import GGMLQuantizationType as Types
 
-from posenc_export import export_model, load  # noqa: E402
-from posenc_export.commands.cli import main  # noqa: E402
-from posenc_export.export import sources, verify  # noqa: E402
-from posenc_export.export.quantization.rounding import kept  # noqa: E402
-from posenc_export.export.read_module import as_model  # noqa: E402
-from posenc_export.models.pretrained import from_pretrained  # noqa: E402
-from posenc_export.runtime.artefact.summary import summary  # noqa: E402
-from tests.cases import choice  # noqa: E402
-from tests.models import gguf_files  # noqa: E402
+from posenc_export import export_model, load
+from posenc_export.commands.cli import main
+from posenc_export.export import sources, verify
+from posenc_export.export.quantization.rounding import kept
+from posenc_export.export.read_module import as_model
+from posenc_export.models.pretrained import from_pretrained
+from posenc_export.runtime.artefact.summary import summary
+from tests.cases import choice
+from tests.models import gguf_files
 
 OF = "calls.model.model."
 DOWN = f"{OF}layers.0.mlp.down_proj.weight"

@@ -1,7 +1,7 @@
 """A size for graph and weights: which format each weight gets, and sizes that are refused."""
 
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def sample() -> Sample:
     return samples.of_text(TEXT, MODEL)
 
 
-def _bits(formats: Dict[str, str]) -> int:
+def _bits(formats: dict[str, str]) -> int:
     return sum({"int4-128": 4, "int4": 5, "int8-32": 8}[name] for name in formats.values())
 
 
@@ -111,7 +111,7 @@ def test_a_size_that_is_too_small_is_refused_with_the_smallest_one(sample: Sampl
     ],
 )
 def test_sizes_that_cannot_be_met_are_refused(
-    tmp_path: Path, options: Dict[str, Any], found: str
+    tmp_path: Path, options: dict[str, Any], found: str
 ) -> None:
     with pytest.raises(ValueError, match=found):
         export(MODEL, "ort", tmp_path / "made", **options)

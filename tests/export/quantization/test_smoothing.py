@@ -2,7 +2,7 @@
 the same.
 """
 
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,9 +31,9 @@ def _with_outlier(factor: float = 100.0) -> Any:
     return model
 
 
-def _inputs(model: Any) -> Dict[str, torch.Tensor]:
+def _inputs(model: Any) -> dict[str, torch.Tensor]:
     """Return the inputs [S,E] of the first layer's queries and gates for a text."""
-    result: Dict[str, torch.Tensor] = {}
+    result: dict[str, torch.Tensor] = {}
     for name, part in (
         ("qkv", model.layers[0].attention.projection.qkv),
         ("gate", model.layers[0].mlp.gate),

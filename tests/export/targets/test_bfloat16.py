@@ -3,7 +3,7 @@ are verified in float32, since no provider of the CPU has bfloat16.
 """
 
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,7 +77,7 @@ def test_other_targets_refuse_bfloat16(tmp_path: Path) -> None:
 def test_the_rounded_weights_are_verified_in_float32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: List[str] = []
+    said: list[str] = []
     manifest = export(
         sources(block("rope")),
         "ort-cuda",

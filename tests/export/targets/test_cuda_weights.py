@@ -1,7 +1,7 @@
 """Weights of few bits on target ort-cuda: forms that CUDA's kernels read as the CPU's do."""
 
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def tied(width: int) -> Any:
 
 
 def rows_on_cuda(
-    codes: np.ndarray, scales: np.ndarray, zeros: Optional[np.ndarray], bits: int, block: int
+    codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None, bits: int, block: int
 ) -> np.ndarray:
     """Return all rows of a table as CUDA's GatherBlockQuantized indexes it: blocks, their scales
     and packed zero points are counted through the whole table, and no zero points are 0.
@@ -48,7 +48,7 @@ def rows_on_cuda(
     return numbers.reshape(len(codes), -1)
 
 
-def rows_of(folder: Path) -> Tuple[Dict[str, Any], Node]:
+def rows_of(folder: Path) -> tuple[dict[str, Any], Node]:
     """Return codes, scales and zero points of the token table, and the node that reads them."""
     graph = read_nodes(folder / "model.onnx")
     makers = {output: node for node in graph.nodes for output in node.outputs}

@@ -4,7 +4,7 @@ artefacts are verified with the tolerance of float32.
 
 import functools
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from posenc_export.shared.numerics import tolerance
 from tests.reading.own_modules import Decoder, Experts, Rotated, inputs
 
 pytestmark = pytest.mark.xdist_group("experts")
-MIXTURES: Dict[str, Dict[str, Any]] = {
+MIXTURES: dict[str, dict[str, Any]] = {
     "plain": {},
     "clamped with biases": {"count": 3, "biased": True, "unit": (1.702, 1.0, 0.4)},
 }
@@ -25,7 +25,7 @@ TARGETS = ("ort", "onnx", "onnx-static")
 PROGRAMS = ("torchscript", "pt2")  # without formats of weights
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _sources(mixture: str, **changes: Any) -> Sources:
     """Return a decoder of an attention and a layer of experts, which is read once."""
     torch.manual_seed(0)

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 import numpy as np
 import onnx
@@ -25,16 +25,16 @@ pytestmark = pytest.mark.xdist_group("weights beside the graph")
 
 
 @pytest.fixture(scope="module")
-def made() -> Dict[str, Path]:
+def made() -> dict[str, Path]:
     """An artefact for each target; tests must not modify it."""
     return {target: artefact(decoder("rope"), target) for target in ONNX_TARGETS}
 
 
-def _initialisers(folder: Path) -> List[Any]:
+def _initialisers(folder: Path) -> list[Any]:
     return list(onnx.load(folder / "model.onnx", load_external_data=False).graph.initializer)
 
 
-def _places(folder: Path) -> Dict[str, Dict[str, str]]:
+def _places(folder: Path) -> dict[str, dict[str, str]]:
     """Location, offset and length of each initialiser outside the graph."""
     external = onnx.TensorProto.EXTERNAL
     outside = [tensor for tensor in _initialisers(folder) if tensor.data_location == external]
@@ -43,7 +43,7 @@ def _places(folder: Path) -> Dict[str, Dict[str, str]]:
 
 @pytest.mark.parametrize("target", ONNX_TARGETS)
 def test_every_large_tensor_is_external_and_page_aligned(
-    target: str, made: Dict[str, Path]
+    target: str, made: dict[str, Path]
 ) -> None:
     places, end = _places(made[target]), 0
     sizes = {tensor.name: len(tensor.raw_data) for tensor in _initialisers(made[target])}
@@ -58,7 +58,7 @@ def test_every_large_tensor_is_external_and_page_aligned(
 
 @pytest.mark.parametrize("target", ONNX_TARGETS)
 def test_the_manifest_lists_size_and_hash_of_graph_and_weights(
-    target: str, made: Dict[str, Path]
+    target: str, made: dict[str, Path]
 ) -> None:
     listed = manifests.read(made[target]).files
     for name in ("model.onnx", DATA):
@@ -78,7 +78,7 @@ def test_the_weights_in_the_file_are_those_of_the_module(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("target", ["onnx", "onnx-static", "ort"])
 def test_plain_onnx_runtime_loads_the_two_files_from_one_folder(
-    target: str, made: Dict[str, Path], tmp_path: Path
+    target: str, made: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()
@@ -100,7 +100,7 @@ def _flipped(content: bytes) -> bytes:
     return content[:100] + bytes([content[100] ^ 1]) + content[101:]
 
 
-CHANGES: Dict[str, Callable[[bytes], bytes]] = {
+CHANGES: dict[str, Callable[[bytes], bytes]] = {
     "one bit": _flipped,
     "truncated": lambda content: content[:-1],
     "longer": lambda content: content + b"\0",
@@ -109,7 +109,7 @@ CHANGES: Dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize(("name", "change"), [("model.onnx", "one bit"), (DATA, "truncated")])
 def test_a_changed_graph_or_size_is_refused_before_onnx_runtime_reads_it(
-    name: str, change: str, made: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, change: str, made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = exported(tmp_path / "artefact", decoder("rope"), "ort")
     (folder / name).write_bytes(CHANGES[change]((folder / name).read_bytes()))
@@ -120,7 +120,7 @@ def test_a_changed_graph_or_size_is_refused_before_onnx_runtime_reads_it(
 
 
 def test_changed_weights_are_refused_also_where_onnx_runtime_fails_on_them(
-    made: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = exported(tmp_path / "artefact", decoder("rope"), "ort")
     (folder / DATA).write_bytes(_flipped((folder / DATA).read_bytes()))
@@ -135,7 +135,7 @@ def test_changed_weights_are_refused_also_where_onnx_runtime_fails_on_them(
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_weights_that_are_not_those_of_the_manifest_are_refused(
-    change: str, made: Dict[str, Path], tmp_path: Path
+    change: str, made: dict[str, Path], tmp_path: Path
 ) -> None:
     path = exported(tmp_path / "artefact", decoder("rope"), "ort") / DATA
     path.write_bytes(CHANGES[change](path.read_bytes()))
@@ -144,7 +144,7 @@ def test_weights_that_are_not_those_of_the_manifest_are_refused(
         load(path.parent, provider="cpu")
 
 
-def test_missing_weights_are_refused(made: Dict[str, Path], tmp_path: Path) -> None:
+def test_missing_weights_are_refused(made: dict[str, Path], tmp_path: Path) -> None:
     path = exported(tmp_path / "artefact", decoder("rope"), "ort") / DATA
     path.unlink()
     said = f"expected the file {re.escape(DATA)}, got none; export again"
@@ -153,7 +153,7 @@ def test_missing_weights_are_refused(made: Dict[str, Path], tmp_path: Path) -> N
 
 
 def test_a_listed_weights_file_that_is_too_short_for_the_graph_is_refused(
-    made: Dict[str, Path], tmp_path: Path
+    made: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = exported(tmp_path / "artefact", decoder("rope"), "ort")
     (folder / DATA).write_bytes((folder / DATA).read_bytes()[:-1])

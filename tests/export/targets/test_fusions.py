@@ -4,7 +4,7 @@ are left, which patterns hold, and that numbers stay.
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import onnx
@@ -32,7 +32,7 @@ PLAIN = decoder_config(61, 2, 40, BIASED, norm="layer", mlp="gelu", mlp_bias=Tru
 
 LAST = {"Unsqueeze": 1, "GatherND": 1}  # select the tokens with logits
 # For each model: nodes of a layer, and nodes before and after its two layers.
-LAYERS: Dict[str, Any] = {
+LAYERS: dict[str, Any] = {
     "gated": (GATED, {"RMSNormalization": 2, "MatMul": 5, "GroupQueryAttention": 1, "Add": 2,
         "Sigmoid": 1, "Mul": 2}, {"Gather": 1, "RMSNormalization": 1, "FusedMatMul": 1, **LAST}),
     "plain": (PLAIN,
@@ -64,7 +64,7 @@ def test_sums_and_norms_stay_apart_when_a_graph_is_loaded_on_a_cpu(tmp_path: Pat
         assert found == [f"{norm}alization"]
 
 
-def _loaded(folder: Path, disabled: List[str]) -> List[str]:
+def _loaded(folder: Path, disabled: list[str]) -> list[str]:
     """Return the operators of a graph that ONNX Runtime optimised for the CPU with some
     optimisers disabled.
     """
@@ -75,7 +75,7 @@ def _loaded(folder: Path, disabled: List[str]) -> List[str]:
     return [node.op_type for node in onnx.load(folder / "optimised.onnx").graph.node]
 
 
-PATTERNS: Dict[str, Any] = {
+PATTERNS: dict[str, Any] = {
     "a transposed constant": ("t = Transpose<perm=[1,0]>(turned) y = MatMul(x, t)",
         {"FusedMatMul": 1}),
     "a transposed constant without perm": ("t = Transpose(turned) y = MatMul(x, t)",

@@ -3,7 +3,6 @@ functions.
 """
 
 import functools
-from typing import Dict, Tuple
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ HEADS, SIZE, TOKENS = 4, 8, 150
 pytestmark = pytest.mark.xdist_group("gated delta")
 # Logarithms of decays and rates, by kind of input. With equal keys, rates near 2 and no decay, each
 # token undoes what the last one wrote.
-HARD: Dict[str, Tuple[float, float]] = {
+HARD: dict[str, tuple[float, float]] = {
     "equal tokens, rates of 2": (-60.0, 30.0),
     "equal tokens, rates of 1": (-60.0, 0.0),
     "strong decays": (40.0, 1.0),
@@ -62,7 +61,7 @@ def entries_of(kind: str) -> int:
     return SIZE if "entry" in kind else 1
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _sources(entries: int) -> Sources:
     module = Rule(entries).eval()
     example = torch.randn(2, 12, sum(module.parts), generator=torch.Generator().manual_seed(3))

@@ -1,7 +1,7 @@
 """Target ort-cuda: slots that the caller counts, and what the CUDA provider would refuse."""
 
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 import onnx
@@ -24,7 +24,7 @@ def with_sinks(variant: str) -> Any:
     return replace(plain, attention=replace(plain.attention, sinks=True))
 
 
-def operators(folder: Path) -> Dict[str, int]:
+def operators(folder: Path) -> dict[str, int]:
     nodes = [
         node.op_type
         for node in onnx.load(folder / "model.onnx", load_external_data=False).graph.node

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 import onnx
@@ -43,20 +43,20 @@ def _exported(config: Any, folder: Path, **how: Any) -> onnx.GraphProto:
     return onnx.load(folder / "model.onnx", load_external_data=False).graph
 
 
-def _inputs(graph: onnx.GraphProto) -> List[Dict[str, str]]:
+def _inputs(graph: onnx.GraphProto) -> list[dict[str, str]]:
     """Return the inputs of the nodes of the operator by their names in its documentation."""
     nodes = [node for node in graph.node if node.op_type == OPERATOR]
     assert all(node.domain == DOMAIN for node in nodes)
     return [{k: v for k, v in zip(NAMES, node.input, strict=False) if v} for node in nodes]
 
 
-def _operators(graph: onnx.GraphProto) -> List[str]:
+def _operators(graph: onnx.GraphProto) -> list[str]:
     return sorted(node.op_type for node in graph.node)
 
 
 # Of an encoding: the inputs of the operator that take the place of scores, and operators that it
 # makes superfluous.
-FUSED: Dict[str, Tuple[str, str]] = {
+FUSED: dict[str, tuple[str, str]] = {
     **dict.fromkeys(PICKED, ("query_rows row_of_distance", "GatherElements Range Slice")),
     "fox": ("key_decays", "CumSum Range Slice"),
     "cope": ("count_rows", "CumSum Range Slice Sigmoid"),

@@ -1,6 +1,6 @@
 """Branches that a builder emits, and the semantic nodes that lowerings read."""
 
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 import onnx
@@ -77,7 +77,7 @@ def test_a_semantic_node_is_read_by_the_names_it_was_emitted_with() -> None:
     ids=["missing", "unknown"],
 )
 def test_a_semantic_node_is_emitted_with_all_of_its_fields_and_no_others(
-    fields: Dict[str, Any],
+    fields: dict[str, Any],
 ) -> None:
     with pytest.raises(AssertionError, match="SplitHeads"):
         graph.SplitHeads.emit(torch.ones(1), [1], **fields)

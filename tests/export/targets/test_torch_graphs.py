@@ -1,7 +1,7 @@
 """Graphs of torch targets: layout of weights, and operations that layers share."""
 
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from tests.traces import exported, sources
 pytestmark = pytest.mark.xdist_group("plain runtimes")
 
 
-def weights_of_linear_layers(folder: Path, target: str) -> List[Tensor]:
+def weights_of_linear_layers(folder: Path, target: str) -> list[Tensor]:
     """Return the weights that the linear layers of an artefact read."""
     if target == "torchscript":
         graph: Any = torch.jit.load(str(folder / "model.pt")).graph
@@ -59,7 +59,7 @@ def test_a_script_is_the_same_in_every_run_though_torch_folds_constants_in_sever
 
 
 @pytest.mark.parametrize("shape", [(7, 3), (3, 7)])
-def test_a_laid_out_weight_keeps_its_values(shape: Tuple[int, int]) -> None:
+def test_a_laid_out_weight_keeps_its_values(shape: tuple[int, int]) -> None:
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     assert torch.equal(laid_out(weight), weight)
 
@@ -69,7 +69,7 @@ class Repeats(torch.nn.Module):
     that it fills differently.
     """
 
-    def forward(self, x: Tensor, cache: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, cache: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         steady = x.sin() + x.sin()
         before = cache.cos()
         cache.add_(1)

@@ -4,7 +4,7 @@ within the length, beyond it, and both.
 """
 
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from tests.kernels.calls import built
 
 TRAINED, STEPS = 20, 4
 MOST = {"rope_dynamic": 138, "rope_longrope": 64}  # positions; 138 slots are no whole blocks
-HEADS: Dict[str, Dict[str, Any]] = {
+HEADS: dict[str, dict[str, Any]] = {
     "whole heads": {"width": 64},
     "a part of each head": {"width": 48, "rotary": 8},
     "with a window": {"width": 64, "sees": {"name": "window", "size": 12}},
@@ -29,7 +29,7 @@ QUICK = (("rope_dynamic", "a part of each head"), ("rope_longrope", "whole heads
 
 
 def _block(name: str, width: int, rotary: int = 0, **options: Any) -> Any:
-    spec: Dict[str, Any] = {"name": name, "original_max_positions": TRAINED}
+    spec: dict[str, Any] = {"name": name, "original_max_positions": TRAINED}
     if name == "rope_dynamic":
         spec["factor"] = 4.0
     else:
@@ -40,7 +40,7 @@ def _block(name: str, width: int, rotary: int = 0, **options: Any) -> Any:
     return seeded(replace(config, attention=replace(config.attention, **options)))
 
 
-def _cases() -> List[Any]:
+def _cases() -> list[Any]:
     cases = [("rope_dynamic", heads, target) for heads in HEADS for target in ("ort", "ort-native")]
     cases += [("rope_longrope", heads, "ort") for heads in list(HEADS)[:3]]
     return [

@@ -35,7 +35,7 @@ def _sources(variant: str) -> Sources:
     return _traced(variant, tables.LARGE)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _traced(variant: str, large: int) -> Sources:
     return Sources(seeded(decoder(variant, max_positions=RANGE)))
 

@@ -1,15 +1,15 @@
 """The register of the zoo, and what its modules share."""
 
 import math
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 VOCABULARY, WIDTH, HEADS, SIZE, POSITIONS = 50, 32, 4, 8, 64
-ZOO: Dict[str, Callable[[], Tuple[nn.Module, Tensor, int]]] = {}
-OPTIONS: Dict[str, Dict[str, Any]] = {}  # what a reader must be told beside the example
+ZOO: dict[str, Callable[[], tuple[nn.Module, Tensor, int]]] = {}
+OPTIONS: dict[str, dict[str, Any]] = {}  # what a reader must be told beside the example
 
 
 def specimen(name: str, *given: Any, hidden: bool = False, **options: Any) -> Callable[[Any], Any]:
@@ -18,7 +18,7 @@ def specimen(name: str, *given: Any, hidden: bool = False, **options: Any) -> Ca
     """
 
     def register(kind: Any) -> Any:
-        def make() -> Tuple[nn.Module, Tensor, int]:
+        def make() -> tuple[nn.Module, Tensor, int]:
             torch.manual_seed(0)
             module = kind(*given).eval().requires_grad_(False)
             for parameter in module.parameters():

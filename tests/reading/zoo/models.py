@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -56,9 +56,7 @@ class NanoGPT(nn.Module):
         self.lm_head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.wte.weight = self.lm_head.weight
 
-    def forward(
-        self, idx: Tensor, targets: Optional[Tensor] = None
-    ) -> Tuple[Tensor, Optional[Tensor]]:
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         b, t = idx.size()
         assert t <= POSITIONS, f"{t} tokens, but only {POSITIONS} positions"
         pos = torch.arange(0, t, dtype=torch.long, device=idx.device)
@@ -80,7 +78,7 @@ class NanochatAttention(nn.Module):
         self.c_k, self.c_v = (nn.Linear(WIDTH, 2 * SIZE, bias=False) for _ in range(2))
         self.c_proj = nn.Linear(WIDTH, WIDTH, bias=False)
 
-    def forward(self, x: Tensor, cos_sin: Tuple[Tensor, Tensor], kv_cache: Any) -> Tensor:
+    def forward(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], kv_cache: Any) -> Tensor:
         B, T, C = x.size()
         q = self.c_q(x).view(B, T, HEADS, SIZE)
         k, v = self.c_k(x).view(B, T, 2, SIZE), self.c_v(x).view(B, T, 2, SIZE)
@@ -110,7 +108,7 @@ class Nanochat(nn.Module):
 
     def forward(self, idx: Tensor, targets: Any = None, kv_cache: Any = None) -> Tensor:
         B, T = idx.size()
-        assert T <= self.cos.size(1), f"too long: {T} > {self.cos.size(1)}"
+        assert self.cos.size(1) >= T, f"too long: {T} > {self.cos.size(1)}"
         assert self.cos.dtype == torch.bfloat16, "rotary embeddings must be in bfloat16"
         start = 0 if kv_cache is None else kv_cache.get_pos()
         cos_sin = self.cos[:, start : start + T], self.sin[:, start : start + T]
@@ -166,7 +164,7 @@ class ComplexLayer(nn.Module):
         self.wqkv = nn.Linear(WIDTH, 8 * SIZE, bias=False)
         self.wo = nn.Linear(WIDTH, WIDTH, bias=False)
 
-    def forward(self, h: Tensor, freqs_cis: Tensor, mask: Optional[Tensor]) -> Tensor:
+    def forward(self, h: Tensor, freqs_cis: Tensor, mask: Tensor | None) -> Tensor:
         bsz, seqlen, _ = h.shape
         heads = self.wqkv(self.norm(h)).view(bsz, seqlen, 8, SIZE)
         xq, xk, xv = heads[:, :, :4], heads[:, :, 4:6], heads[:, :, 6:]
@@ -214,7 +212,7 @@ class HeadsApart(nn.Module):
         self.heads = nn.ModuleList(HeadsApart.Head() for _ in range(4))
         self.lm_head = nn.Linear(WIDTH, VOCABULARY)
 
-    def forward(self, idx: Tensor, targets: Any = None) -> Tuple[Tensor, None]:
+    def forward(self, idx: Tensor, targets: Any = None) -> tuple[Tensor, None]:
         x = self.tokens(idx) + self.positions(torch.arange(idx.shape[1]))
         x = x + torch.cat([head(x) for head in self.heads], dim=-1)
         return self.lm_head(x), None
@@ -270,7 +268,7 @@ class Multihead(nn.Module):
 @dataclasses.dataclass
 class Output:
     logits: Tensor
-    hidden: Optional[Tensor] = None
+    hidden: Tensor | None = None
 
 
 @specimen("gives-dict", dict)
@@ -285,7 +283,7 @@ class Answers(nn.Module):
         self.fused = nn.Linear(WIDTH, WIDTH + 2 * SIZE + 64)
         self.down, self.head = nn.Linear(WIDTH + 64, WIDTH), nn.Linear(WIDTH, VOCABULARY)
 
-    def forward(self, input_ids: Tensor, attention_mask: Optional[Tensor] = None) -> Any:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
         h = self.embed(input_ids)
         q, k, v, mlp = self.fused(h).split([WIDTH, SIZE, SIZE, 64], dim=-1)
         q = q.unflatten(-1, (HEADS, SIZE)).transpose(1, 2)
@@ -306,7 +304,7 @@ class PositionsArgument(nn.Module):
         frequencies = 1.0 / 100.0 ** (torch.arange(0, SIZE, 2).float() / SIZE)
         self.register_buffer("inv_freq", frequencies, persistent=False)
 
-    def forward(self, input_ids: Tensor, position_ids: Optional[Tensor] = None) -> Tensor:
+    def forward(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1])[None, :]
         turns = position_ids[:, :, None].float() * self.inv_freq[None, None, :]
@@ -446,9 +444,7 @@ class IdsOfPictures(NanoGPT):
     def __init__(self) -> None:
         super().__init__(True)
 
-    def forward(
-        self, idx: Tensor, targets: Optional[Tensor] = None
-    ) -> Tuple[Tensor, Optional[Tensor]]:
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         is_picture = idx == 7
         ids = idx.clone()
         ids[is_picture] = 3
@@ -473,8 +469,6 @@ class WeightsThatAreCast(NanoGPT):
         for attention in self.attentions:
             attention.c_proj = CastLinear(WIDTH, WIDTH)
 
-    def forward(
-        self, idx: Tensor, targets: Optional[Tensor] = None
-    ) -> Tuple[Tensor, Optional[Tensor]]:
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         logits, loss = super().forward(idx, targets)
         return logits * self.scale + self.shift, loss

@@ -1,7 +1,6 @@
 """Layers by how positions enter them."""
 
 import math
-from typing import Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +32,7 @@ class RopeCut(Rotated):
         self.register_buffer("cos", angles(POSITIONS).cos())
         self.register_buffer("sin", angles(POSITIONS).sin())
 
-    def rotate(self, q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = self.cos[: q.size(2)], self.sin[: q.size(2)]
         return pairs(self.q_norm(q), cos, sin), pairs(self.k_norm(k), cos, sin)
 
@@ -44,10 +43,10 @@ class RopeOfLastLength(Rotated):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seq_len_cached: Optional[int] = None
+        self.seq_len_cached: int | None = None
         self.cos_cached = self.sin_cached = None
 
-    def rotate(self, q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if q.shape[2] != self.seq_len_cached:
             self.seq_len_cached = q.shape[2]
             turns = angles(q.shape[2])
@@ -69,7 +68,7 @@ class RopeGrown(Rotated):
         self.register_buffer("cos", turns.cos(), persistent=False)
         self.register_buffer("sin", turns.sin(), persistent=False)
 
-    def rotate(self, q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if q.size(2) > self.cos.size(0):
             self.grow(q.size(2))
         cos, sin = self.cos[: q.size(2)], self.sin[: q.size(2)]
@@ -86,10 +85,10 @@ class RopeNoAutocast(Rotated):
     """Half of the entries, written in place, in a region without autocast; tables by no_grad."""
 
     @torch.no_grad()
-    def tables(self, length: int) -> Tuple[Tensor, Tensor]:
+    def tables(self, length: int) -> tuple[Tensor, Tensor]:
         return angles(length, 4).cos(), angles(length, 4).sin()
 
-    def rotate(self, q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         with torch.autocast("cpu", enabled=False):
             cos, sin = self.tables(q.size(2))
             return self.turn(q.float(), cos, sin), self.turn(k.float(), cos, sin)
@@ -116,7 +115,7 @@ class RopeOfValues(Rotated):
 class XposCentred(Rotated):
     """Tables of queries and of keys depend on the length, their product does not."""
 
-    def rotate(self, q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         T = q.size(2)
         cos, sin = angles(T).cos(), angles(T).sin()
         power = (torch.arange(T) - T // 2) / 32
@@ -346,7 +345,7 @@ class NumbersOfPositions(Rotated):
         super().__init__()
         self.register_buffer("table", angles(16), persistent=False)
 
-    def rotate(self, q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         places = torch.arange(q.size(2))
         longest = int(places.max().item()) + 1
         if longest > len(self.table):

@@ -213,7 +213,7 @@ class WindowBranch(Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         T = q.size(-2)
-        if T <= self.window:
+        if self.window >= T:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
         seen = torch.ones(T, T, dtype=torch.bool).tril().triu(1 - self.window)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)

@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -127,7 +127,7 @@ def test_a_reply_ends_at_the_token_that_the_template_writes_after_one(tmp_path: 
     assert ChatCodec(codec, TEMPLATES[names[3]], SPECIAL, (7,)).ends == (7,)
 
 
-BROKEN: Dict[str, str] = {
+BROKEN: dict[str, str] = {
     "a template that does not end": "{% for message in messages %}",
     "an unknown block": "{% secret %}",
     "classes of Python": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -172,7 +172,7 @@ def test_the_prompt_has_no_special_tokens_but_those_of_the_template(tmp_path: Pa
     (tmp_path / "tokenizer.json").write_text(made.to_str())
     codec = TokenizerCodec(tmp_path)
     chat = ChatCodec(codec, "{{ bos_token }}{{ messages[0].content }}", SPECIAL)
-    result: List[int] = chat.encode([{"role": "user", "content": "a"}])
+    result: list[int] = chat.encode([{"role": "user", "content": "a"}])
     assert result == codec.encode("a")[:-1]
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable
 
 import pytest
 
@@ -20,11 +20,11 @@ from tests.tiny import block, decoder
 from tests.traces import artefact
 
 pytestmark = pytest.mark.xdist_group("manifest")  # one worker, which exports for them once
-Content = Dict[str, Any]
+Content = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def made() -> Dict[str, Path]:
+def made() -> dict[str, Path]:
     """A few artefacts. Tests must not change them."""
     folders = {name: artefact(block("rope"), name) for name in ("onnx", "ort", "torchscript")}
     return {**folders, "decoder": artefact(decoder("alibi"), "ort")}
@@ -60,7 +60,7 @@ def _set(*path: Any) -> Callable[[Content], None]:
     return change
 
 
-def test_a_graph_with_a_later_interface_is_refused(made: Dict[str, Path], tmp_path: Path) -> None:
+def test_a_graph_with_a_later_interface_is_refused(made: dict[str, Path], tmp_path: Path) -> None:
     later = _changed(made["ort"], tmp_path / "later", _set("interface", INTERFACE + 1))
     got = f"got interface {INTERFACE + 1}; install the version of posenc-export that wrote it"
     with pytest.raises(ValueError, match=f"graph interface {INTERFACE} or below, {got}"):
@@ -68,7 +68,7 @@ def test_a_graph_with_a_later_interface_is_refused(made: Dict[str, Path], tmp_pa
 
 
 def test_an_artefact_that_states_no_interface_is_read(
-    made: Dict[str, Path], tmp_path: Path
+    made: dict[str, Path], tmp_path: Path
 ) -> None:
     place = _changed(made["ort"], tmp_path / "earlier", lambda content: content.pop("interface"))
     earlier = manifests.read(place)
@@ -77,7 +77,7 @@ def test_an_artefact_that_states_no_interface_is_read(
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "reference.bin"])
 def test_no_file_is_hashed_before_all_sizes_agree(
-    name: str, made: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(made["ort"], tmp_path / "large")
     os.truncate(tmp_path / "large" / name, 1 << 40)
@@ -89,7 +89,7 @@ def test_no_file_is_hashed_before_all_sizes_agree(
 
 
 # By artefact: the path of an item of the manifest, its new value, and what the refusal says.
-CHANGES: Dict[str, List[Tuple[str, Any, str]]] = {
+CHANGES: dict[str, list[tuple[str, Any, str]]] = {
     "ort": [("extra", 1, "unknown field `extra`"), ("states/0/extra", 1,
         r"unknown field `extra` - at `\$.states\[0\]`"), ("kind", "blocks", r"\$.kind"), ("kind",
         "block\n", r"\$.kind"), ("target", "eager", r"\$.target"), ("dtype", "float64",
@@ -149,7 +149,7 @@ def _add(name: str) -> Callable[[Content], None]:
 
 
 MORE = {"name": "cache_position", "dtype": "int64", "axes": ["batch_size", "sequence_length"]}
-CASES: Dict[str, Tuple[str, Callable[[Content], Any], str]] = {
+CASES: dict[str, tuple[str, Callable[[Content], Any], str]] = {
     **{f"{target}: {path} {value!r:.20}": (target, _set(*path.split("/"), value), said) for target,
         rows in CHANGES.items() for path, value, said in rows},
     "missing field": ("ort", lambda content: content.pop("states"), "required field `states`"),
@@ -171,7 +171,7 @@ CASES: Dict[str, Tuple[str, Callable[[Content], Any], str]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_manifest_that_contradicts_itself_is_refused_with_the_field(
-    name: str, made: Dict[str, Path], tmp_path: Path
+    name: str, made: dict[str, Path], tmp_path: Path
 ) -> None:
     target, change, said = CASES[name]
     with pytest.raises(ValueError, match=said) as refusal:
@@ -179,7 +179,7 @@ def test_a_manifest_that_contradicts_itself_is_refused_with_the_field(
     assert "\n" not in str(refusal.value) and str(tmp_path / "changed") in str(refusal.value)
 
 
-TEXTS: Dict[str, Tuple[bytes, str]] = {
+TEXTS: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "Input data was truncated"),
     "an empty object": (b"{}", "expected schema 4, got none; export again"),
     "no object": (b"[]", "expected a JSON object in posenc.json, got list"),
@@ -209,7 +209,7 @@ def test_a_manifest_that_is_no_plain_json_is_refused_in_one_line_for_that_reason
     assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 1000
 
 
-def test_a_digest_that_came_another_way_is_compared(made: Dict[str, Path], tmp_path: Path) -> None:
+def test_a_digest_that_came_another_way_is_compared(made: dict[str, Path], tmp_path: Path) -> None:
     digest = manifests.read(made["ort"]).digest
     assert manifests.read(made["ort"], digest) == manifests.read(made["ort"])
     changed = _changed(made["ort"], tmp_path / "changed", _set("chunk", 511))
@@ -218,7 +218,7 @@ def test_a_digest_that_came_another_way_is_compared(made: Dict[str, Path], tmp_p
         manifests.read(changed, digest)
 
 
-def test_inspect_prints_the_digest(made: Dict[str, Path], capsys: pytest.CaptureFixture) -> None:
+def test_inspect_prints_the_digest(made: dict[str, Path], capsys: pytest.CaptureFixture) -> None:
     digest = manifests.read(made["ort"]).digest
     assert main(["inspect", str(made["ort"])]) == 0
     assert f"digest       {digest}\n" in capsys.readouterr().out
@@ -227,7 +227,7 @@ def test_inspect_prints_the_digest(made: Dict[str, Path], capsys: pytest.Capture
 
 
 def test_the_digest_covers_file_hashes_and_not_the_certificate(
-    made: Dict[str, Path], tmp_path: Path
+    made: dict[str, Path], tmp_path: Path
 ) -> None:
     manifest = manifests.read(made["ort"])
     certificate = {"passed": True, "tolerance": 1e-5, "provider": "cpu", "cells": {"a": 1e-7}}
@@ -236,7 +236,7 @@ def test_the_digest_covers_file_hashes_and_not_the_certificate(
     assert manifest.replace(files=other).digest != manifest.digest
 
 
-def test_a_manifest_comes_back_as_it_was_written(made: Dict[str, Path], tmp_path: Path) -> None:
+def test_a_manifest_comes_back_as_it_was_written(made: dict[str, Path], tmp_path: Path) -> None:
     for name, path in made.items():
         shutil.copytree(path, tmp_path / name)
         manifest, written = manifests.read(path), tmp_path / name / manifests.FILE_NAME
@@ -247,7 +247,7 @@ def test_a_manifest_comes_back_as_it_was_written(made: Dict[str, Path], tmp_path
 
 
 def test_slots_behind_a_row_are_hidden_only_where_nothing_reads_them() -> None:
-    def read_hidden(name: str, target: str, signature: Any = "positions") -> List[bool]:
+    def read_hidden(name: str, target: str, signature: Any = "positions") -> list[bool]:
         states = manifests.read(artefact(block(name), target, signature=signature)).states
         return [state.reads_hidden for state in states]
 

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable
 
 import pytest
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.xdist_group("publish")
 
 
 @pytest.fixture(scope="module")
-def artefacts() -> Tuple[Path, Path]:
+def artefacts() -> tuple[Path, Path]:
     """Two complete, different artefacts."""
     return artefact(block("nope"), "torchscript"), artefact(block("rope"), "torchscript")
 
@@ -56,7 +56,7 @@ def _same(folder: Path, artefact: Path) -> bool:
     return manifests.read(folder) == manifests.read(artefact)
 
 
-def _left(parent: Path) -> List[str]:
+def _left(parent: Path) -> list[str]:
     return sorted(path.name for path in parent.iterdir() if path.name.startswith(files.PREFIX))
 
 
@@ -71,7 +71,7 @@ class Countdown:
         if self.left < 0:
             self.end()
 
-    def hear(self, event: str, arguments: Tuple[Any, ...]) -> None:
+    def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event in EVENTS or (
             event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITES
         ):
@@ -111,7 +111,7 @@ def _killed_at(count: int, work: Callable[[], None]) -> bool:
 def test_a_kill_between_any_two_file_operations_leaves_a_complete_artefact_or_none(
     replaces: bool,
     exchanges: bool,
-    artefacts: Tuple[Path, Path],
+    artefacts: tuple[Path, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -136,7 +136,7 @@ def test_a_kill_between_any_two_file_operations_leaves_a_complete_artefact_or_no
 
 
 def test_a_kill_while_a_certificate_is_written_leaves_the_old_or_the_new_one(
-    artefacts: Tuple[Path, Path], tmp_path: Path
+    artefacts: tuple[Path, Path], tmp_path: Path
 ) -> None:
     place, count, killed = tmp_path / "artefact", 0, True
     shutil.copytree(artefacts[0], place)
@@ -158,7 +158,7 @@ def test_a_kill_while_a_certificate_is_written_leaves_the_old_or_the_new_one(
 def test_a_disk_that_is_full_at_any_file_operation_leaves_the_old_artefact(
     replaces: bool,
     exchanges: bool,
-    artefacts: Tuple[Path, Path],
+    artefacts: tuple[Path, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -209,7 +209,7 @@ def test_a_mount_point_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["onnx", "ort", "torchscript", "pt2"])
 def test_a_limit_on_file_sizes_is_an_error_and_keeps_the_old_artefact(
-    target: str, artefacts: Tuple[Path, Path], tmp_path: Path
+    target: str, artefacts: tuple[Path, Path], tmp_path: Path
 ) -> None:
     _publish(artefacts[0], tmp_path / "artefact")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -223,7 +223,7 @@ def test_a_limit_on_file_sizes_is_an_error_and_keeps_the_old_artefact(
     assert os.listdir(tmp_path) == ["artefact"]
 
 
-def test_a_link_is_refused(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_link_is_refused(artefacts: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(artefacts[0])
     with pytest.raises(ValueError, match="got the symbolic link .*link"):
         export(sources(block("rope")), "ort", tmp_path / "link")
@@ -240,7 +240,7 @@ def test_the_working_folder_and_its_parents_are_refused(
 
 
 def test_a_file_that_is_created_during_an_export_is_kept(
-    artefacts: Tuple[Path, Path], tmp_path: Path
+    artefacts: tuple[Path, Path], tmp_path: Path
 ) -> None:
     _publish(artefacts[0], tmp_path / "artefact")
     staging = StagingFolder([tmp_path / "artefact"])
@@ -252,7 +252,7 @@ def test_a_file_that_is_created_during_an_export_is_kept(
 
 
 def test_an_artefact_is_not_published_in_the_folder_of_another(
-    artefacts: Tuple[Path, Path], tmp_path: Path
+    artefacts: tuple[Path, Path], tmp_path: Path
 ) -> None:
     _publish(artefacts[0], tmp_path / "outer")
     said = "outside any artefact, got .*inner in the artefact .*outer; choose another folder"
@@ -262,7 +262,7 @@ def test_an_artefact_is_not_published_in_the_folder_of_another(
 
 
 def test_either_all_of_several_folders_are_published_or_none(
-    artefacts: Tuple[Path, Path], tmp_path: Path
+    artefacts: tuple[Path, Path], tmp_path: Path
 ) -> None:
     places = [tmp_path / name for name in ("one", "two", "three")]
     _publish(artefacts[0], places[0])
@@ -279,7 +279,7 @@ def test_either_all_of_several_folders_are_published_or_none(
 def test_a_new_folder_of_several_targets_is_published_in_one_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: List[Path] = []
+    seen: list[Path] = []
     rename, targets = os.rename, ["ort", "torchscript"]
     noted = lambda one, other: (seen.append(Path(other)), rename(one, other))[1]  # noqa: E731
     monkeypatch.setattr(os, "rename", noted)
@@ -289,7 +289,7 @@ def test_a_new_folder_of_several_targets_is_published_in_one_step(
 
 
 def test_an_artefact_that_was_set_aside_is_loaded_by_its_name(
-    artefacts: Tuple[Path, Path], tmp_path: Path
+    artefacts: tuple[Path, Path], tmp_path: Path
 ) -> None:
     shutil.copytree(artefacts[0], tmp_path / f"{files.ASIDE}artefact")
     assert _same(tmp_path / "artefact", artefacts[0])
@@ -298,7 +298,7 @@ def test_an_artefact_that_was_set_aside_is_loaded_by_its_name(
 
 
 def test_a_full_disk_leaves_the_old_certificate(
-    artefacts: Tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    artefacts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(artefacts[0], tmp_path / "artefact")
     manifest = manifests.read(artefacts[0])

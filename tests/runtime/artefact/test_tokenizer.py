@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterable, List
+from typing import Any, Iterable
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers 
 TEXT = "Zoë 🎉👩‍👩‍👧 café — naïve 東京 \n"
 
 
-def _numbered(words: Iterable[str]) -> Dict[str, int]:
+def _numbered(words: Iterable[str]) -> dict[str, int]:
     return {word: index for index, word in enumerate(words)}
 
 
@@ -95,7 +95,7 @@ def codec(request: pytest.FixtureRequest, tmp_path: Path) -> Codec:
     return TokenizerCodec(tmp_path)
 
 
-def _pieces(codec: Codec, prompt: List[int], tokens: List[int]) -> List[str]:
+def _pieces(codec: Codec, prompt: list[int], tokens: list[int]) -> list[str]:
     pieces = codec.pieces(prompt)
     return [*(pieces.push(token) for token in tokens), pieces.rest()]
 
@@ -167,7 +167,7 @@ def _saved(tokenizer: Any, folder: Path) -> TokenizerCodec:
         "pad_type_id": 0, "pad_token": "a"}},
 ], ids=["truncation", "stride", "padding"])  # fmt: skip
 def test_settings_of_a_training_script_neither_cut_nor_pad_a_text(
-    keys: Dict[str, Any], tmp_path: Path
+    keys: dict[str, Any], tmp_path: Path
 ) -> None:
     tokenizer = byte_level()
     expected = tokenizer.encode(TEXT).ids
@@ -247,7 +247,7 @@ def test_an_id_that_no_tokenizer_has_is_refused_in_one_line(tmp_path: Path) -> N
 
 
 WORD = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
-PANICS: Dict[str, Dict[str, Any]] = {
+PANICS: dict[str, dict[str, Any]] = {
     "while the file is read":
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
     "while a text is normalized":
@@ -280,13 +280,13 @@ def test_no_call_decodes_more_than_a_few_tokens_while_tokens_give_no_text(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codec = _saved(_byte_fallback(), tmp_path)
-    counts: List[int] = []
+    counts: list[int] = []
 
     class Counting:
         def __getattr__(self, name: str) -> Any:
             return getattr(tokenizer, name)
 
-        def decode(self, tokens: List[int], **how: bool) -> str:
+        def decode(self, tokens: list[int], **how: bool) -> str:
             counts.append(len(tokens))
             return str(tokenizer.decode(tokens, **how))
 

@@ -48,7 +48,9 @@ def built_for_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def without(library: str = "", failure: str = "") -> None:
         def loaded(name: str, mode: int = 0) -> None:
-            if library and (library == name or "cudnn" not in library and "providers_cuda" in name):
+            if library and (
+                library == name or ("cudnn" not in library and "providers_cuda" in name)
+            ):
                 raise OSError(f"{library}: cannot open shared object file: No such file")
 
         def opened(model: Any, options: Any, providers: Any, **others: Any) -> Any:

@@ -4,7 +4,7 @@ cuda-dry-run` compares this with the provider itself.
 
 import re
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import onnx
 import pytest
@@ -26,7 +26,7 @@ from tests.traces import sources
 CAPTURED = (0, 0, "captured", "")
 # For blocks that are not CAPTURED: nodes on the CPU, copies of a step, whether a step can be
 # captured, and the first operator that needs cuDNN.
-PINNED: Dict[str, Tuple[int, int, str, str]] = {
+PINNED: dict[str, tuple[int, int, str, str]] = {
     # the condition of If, whether a query is beyond the trained range
     "rope_dynamic": (4, 1, "not captured", "ReduceMax"),
     "input_rnn": (0, 1, "not captured", "GRU"),  # lengths of rows

@@ -4,7 +4,7 @@ there, and outputs are those of the CPU.
 
 import ctypes
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -86,8 +86,8 @@ class Capturing:
     def __init__(self, session: Any, fails: bool = False) -> None:
         self.io_binding, self._run = session.io_binding, session.run_with_iobinding
         self.fails = fails
-        self.captured: Dict[int, Any] = {}
-        self.replays: List[int] = []
+        self.captured: dict[int, Any] = {}
+        self.replays: list[int] = []
 
     def run_with_iobinding(self, binding: Any, options: Any) -> None:
         number = int(options.get_run_config_entry("gpu_graph_id"))
@@ -99,13 +99,13 @@ class Capturing:
 
 
 @pytest.fixture
-def bindings(monkeypatch: pytest.MonkeyPatch) -> List[str]:
+def bindings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let tensors and bindings for device cuda be memory of the host. Return the names of inputs
     and outputs in the order in which they are bound.
     """
-    bound: List[str] = []
-    totals: List[np.ndarray] = []
-    kept: List[FakeMemory] = []  # a graph that is replayed writes to the memory of its capture
+    bound: list[str] = []
+    totals: list[np.ndarray] = []
+    kept: list[FakeMemory] = []  # a graph that is replayed writes to the memory of its capture
     real = onnxruntime.OrtValue.ortvalue_from_numpy
 
     def made(array: np.ndarray, device: str = "cpu", index: int = 0) -> Any:
@@ -142,14 +142,14 @@ def on_fake_device(folder: Path) -> Model:
     return model
 
 
-def capturing(folder: Path, fails: bool = False) -> Tuple[Model, Capturing]:
+def capturing(folder: Path, fails: bool = False) -> tuple[Model, Capturing]:
     model = on_fake_device(folder)
     model.graph.ort_session = session = Capturing(model.graph.ort_session, fails)
     model.graph.steps = DeviceSteps(session, captures=True)
     return model, session
 
 
-def outputs(model: Model) -> Dict[str, np.ndarray]:
+def outputs(model: Model) -> dict[str, np.ndarray]:
     """Return outputs after calls that change the memory of caches."""
     ids = np.arange(40).reshape(2, 20) % 61
     session, result = model.session(batch=2, capacity=30), {}
@@ -170,7 +170,7 @@ def outputs(model: Model) -> Dict[str, np.ndarray]:
     return result
 
 
-def differing(model: Model, folder: Path) -> List[str]:
+def differing(model: Model, folder: Path) -> list[str]:
     """Return the names of outputs that are not those of the CPU."""
     expected, found = outputs(load(folder, provider="cpu", threads=1)), outputs(model)
     pairs = {name: (found[name].astype(np.float32), expected[name]) for name in expected}
@@ -183,13 +183,13 @@ def variants(*names: str) -> Any:
 
 
 @variants("rope", "alibi", "fox")
-def test_outputs_are_those_of_the_cpu(variant: str, bindings: List[str]) -> None:
+def test_outputs_are_those_of_the_cpu(variant: str, bindings: list[str]) -> None:
     folder = artefact(decoder(variant), "ort-cuda")
     assert differing(on_fake_device(folder), folder) == []
 
 
 @variants("rope", "alibi", "recurrent")
-def test_replayed_graphs_give_the_outputs_of_the_cpu(variant: str, bindings: List[str]) -> None:
+def test_replayed_graphs_give_the_outputs_of_the_cpu(variant: str, bindings: list[str]) -> None:
     folder = artefact(decoder(variant), "ort-cuda")
     model, session = capturing(folder)
     assert differing(model, folder) == []
@@ -198,7 +198,7 @@ def test_replayed_graphs_give_the_outputs_of_the_cpu(variant: str, bindings: Lis
 
 @pytest.mark.xdist_group("rope")
 def test_a_graph_that_is_replayed_for_other_caches_is_found(
-    bindings: List[str], monkeypatch: pytest.MonkeyPatch
+    bindings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A planted fault: ids that depend on the number of rows alone."""
     folder = artefact(decoder("rope"), "ort-cuda")
@@ -207,7 +207,7 @@ def test_a_graph_that_is_replayed_for_other_caches_is_found(
 
 
 @pytest.mark.xdist_group("rope")
-def test_steps_of_later_texts_replay_the_graph_of_the_first(bindings: List[str]) -> None:
+def test_steps_of_later_texts_replay_the_graph_of_the_first(bindings: list[str]) -> None:
     folder = artefact(decoder("rope"), "ort-cuda")
     model, fake = capturing(folder)
     session = model.session()
@@ -219,7 +219,7 @@ def test_steps_of_later_texts_replay_the_graph_of_the_first(bindings: List[str])
 
 
 @pytest.mark.xdist_group("rope")
-def test_a_capture_that_fails_runs_uncaptured_with_one_warning(bindings: List[str]) -> None:
+def test_a_capture_that_fails_runs_uncaptured_with_one_warning(bindings: list[str]) -> None:
     folder = artefact(decoder("rope"), "ort-cuda")
     with pytest.warns(RuntimeWarning) as warned:
         assert differing(capturing(folder, fails=True)[0], folder) == []
@@ -237,7 +237,7 @@ def test_ids_are_those_of_equal_addresses_and_end_at_the_limit() -> None:
 
 
 @pytest.mark.xdist_group("alibi")
-def test_a_step_binds_nothing_and_copies_its_inputs_together(bindings: List[str]) -> None:
+def test_a_step_binds_nothing_and_copies_its_inputs_together(bindings: list[str]) -> None:
     folder = artefact(decoder("alibi"), "ort-cuda")
     session = on_fake_device(folder).session()
     session.prefill(np.zeros((1, 5), np.int64))
@@ -249,7 +249,7 @@ def test_a_step_binds_nothing_and_copies_its_inputs_together(bindings: List[str]
 
 
 @pytest.mark.xdist_group("rope")
-def test_a_step_that_reads_an_input_on_both_sides_binds_anew(bindings: List[str]) -> None:
+def test_a_step_that_reads_an_input_on_both_sides_binds_anew(bindings: list[str]) -> None:
     folder = artefact(decoder("rope"), "ort-cuda")
     model = on_fake_device(folder)
     model.graph.reads_device = False  # as for artefacts of earlier versions with a bias
@@ -262,7 +262,7 @@ def test_a_step_that_reads_an_input_on_both_sides_binds_anew(bindings: List[str]
 
 
 @pytest.mark.xdist_group("fox")
-def test_rows_that_come_and_go_do_not_move_caches_over_the_host(bindings: List[str]) -> None:
+def test_rows_that_come_and_go_do_not_move_caches_over_the_host(bindings: list[str]) -> None:
     folder = artefact(decoder("fox"), "ort-cuda")
     session = on_fake_device(folder).session(batch=2, capacity=200)
     session.prefill(np.zeros((2, 5), np.int64))
@@ -276,7 +276,7 @@ def test_rows_that_come_and_go_do_not_move_caches_over_the_host(bindings: List[s
 
 
 @pytest.mark.xdist_group("recurrent")
-def test_states_that_each_call_replaces_are_copied_on_the_device(bindings: List[str]) -> None:
+def test_states_that_each_call_replaces_are_copied_on_the_device(bindings: list[str]) -> None:
     folder = artefact(decoder("recurrent"), "ort-cuda")
     session = on_fake_device(folder).session(batch=3)
     session.prefill(np.zeros((2, 5), np.int64))
@@ -290,7 +290,7 @@ def test_states_that_each_call_replaces_are_copied_on_the_device(bindings: List[
 
 
 def test_keys_and_values_of_an_encoder_are_copied_to_the_device_once(
-    tmp_path: Path, bindings: List[str]
+    tmp_path: Path, bindings: list[str]
 ) -> None:
     module = own_modules.seeded(own_modules.READING)
     example, memory = own_modules.inputs(module, 2, 12), own_modules.ReadsEncoder.memory

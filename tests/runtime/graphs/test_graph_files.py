@@ -5,7 +5,7 @@ data in files that the manifest lists.
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable
 
 import numpy as np
 import onnx
@@ -61,10 +61,10 @@ class Declared:
 
     name: str
     type: str
-    shape: List[Any]
+    shape: list[Any]
 
 
-GRAPHS: Dict[str, Tuple[Callable[[Dict[str, Declared]], Any], str]] = {
+GRAPHS: dict[str, tuple[Callable[[dict[str, Declared]], Any], str]] = {
     "dtype": (lambda values: setattr(values["seqlens_k"], "type", "tensor(int64)"),
         "input seqlens_k to be int32 as in the manifest, got int64"),
     "text": (lambda values: setattr(values["seqlens_k"], "type", "tensor(string)"),
@@ -93,7 +93,7 @@ def test_a_graph_with_other_inputs_or_outputs_than_the_manifest_is_refused(
     values = {name: Declared(name, numpy_to_ort[kind], [*axes]) for name, kind, axes in described}
 
     def check() -> None:
-        parts: Tuple[List[Declared], List[Declared]] = [], []
+        parts: tuple[list[Declared], list[Declared]] = [], []
         for value in values.values():
             parts[value.name.startswith(("present", "zpresent", "output"))].append(value)
         check_graph(manifest, *parts)

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Optional
 
 import pytest
 
@@ -44,7 +43,7 @@ print(memory("VmHWM") - before)
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("target", "weights", "layers"), PEAKS)
 def test_the_peak_of_a_load_is_that_of_the_files(
-    target: str, weights: Optional[str], layers: int, tmp_path: Path
+    target: str, weights: str | None, layers: int, tmp_path: Path
 ) -> None:
     shape = block_config(1024, 8, 64, kv_heads=4, encoding={"name": "rope"})
     config = decoder_config(16384, layers, 3072, shape)

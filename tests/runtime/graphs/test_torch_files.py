@@ -12,7 +12,7 @@ import shutil
 import struct
 import zipfile
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import pytest
 import torch
@@ -26,12 +26,12 @@ from tests.tiny import block
 from tests.traces import artefact
 
 pytestmark = pytest.mark.xdist_group("torch files")  # one worker, which exports for them once
-Entries = Dict[str, bytes]
+Entries = dict[str, bytes]
 PROGRAM, WEIGHTS, CONSTANTS = pt2_archive.PROGRAM, *pt2_archive.CONFIGS
 
 
 @pytest.fixture(scope="module")
-def made() -> Dict[str, Path]:
+def made() -> dict[str, Path]:
     return {target: artefact(block("rope"), target) for target in ("pt2", "torchscript")}
 
 
@@ -115,7 +115,7 @@ def _target(name: str) -> Evil:
 
 
 CONTAINER = '[1, {"type": "os.path", "context": "null", "children_spec": []}]'
-EVIL: Dict[str, Evil] = {
+EVIL: dict[str, Evil] = {
     "sample inputs": _entry("data/sample_inputs/model.pt"),
     "legacy weights": _entry("data/weights/model.pt"),
     "legacy constants": _entry("data/constants/model.pt"),
@@ -159,13 +159,13 @@ EVIL: Dict[str, Evil] = {
 }
 
 
-def _entries(made: Dict[str, Path]) -> Entries:
+def _entries(made: dict[str, Path]) -> Entries:
     return read_entries((made["pt2"] / "model.pt2").read_bytes())
 
 
 @pytest.mark.parametrize("name", EVIL)
 def test_an_archive_that_would_run_something_is_refused_by_name(
-    name: str, made: Dict[str, Path], tmp_path: Path
+    name: str, made: dict[str, Path], tmp_path: Path
 ) -> None:
     entries = _entries(made)
     EVIL[name](entries, tmp_path / "marker")
@@ -178,7 +178,7 @@ def test_an_archive_that_would_run_something_is_refused_by_name(
     "name", ["pickled weight", "opaque constant", "sample inputs", "size that is evaluated"]
 )
 def test_torch_alone_runs_what_those_archives_hold(
-    name: str, made: Dict[str, Path], tmp_path: Path
+    name: str, made: dict[str, Path], tmp_path: Path
 ) -> None:
     """Shows that the refusals above are needed."""
     entries = _entries(made)
@@ -190,7 +190,7 @@ def test_torch_alone_runs_what_those_archives_hold(
 
 
 def test_an_archive_with_two_entries_of_a_name_is_refused(
-    made: Dict[str, Path], tmp_path: Path
+    made: dict[str, Path], tmp_path: Path
 ) -> None:
     content = io.BytesIO((made["pt2"] / "model.pt2").read_bytes())
     with zipfile.ZipFile(content, "a") as twice, pytest.warns(UserWarning, match="Duplicate name"):
@@ -212,7 +212,7 @@ DAMAGES = [
 @pytest.mark.parametrize("target", ["pt2", "torchscript"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_refused_in_one_line(
-    damage: Callable[[bytes], bytes], target: str, made: Dict[str, Path], tmp_path: Path
+    damage: Callable[[bytes], bytes], target: str, made: dict[str, Path], tmp_path: Path
 ) -> None:
     graph = _graph(made[target])
     damaged = _resealed(made[target], tmp_path / "damaged", damage(graph.read_bytes()))
@@ -257,7 +257,7 @@ def _many(name: str, count: int) -> bytes:
     return packed({f"a/{number}{name}": b"" for number in range(count)})
 
 
-HOSTILE: Dict[str, Callable[[bytes], bytes]] = {
+HOSTILE: dict[str, Callable[[bytes], bytes]] = {
     "entries that are stored without compression": _deflated,
     "entries inside the file": lambda content: _directory(
         content, lambda archive, at: struct.pack_into("<II", archive, at + 20, 1 << 30, 1 << 30)
@@ -271,7 +271,7 @@ HOSTILE: Dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("target", ["pt2", "torchscript"])
 @pytest.mark.parametrize("rule", HOSTILE)
 def test_an_archive_that_would_be_larger_in_memory_than_on_disk_is_refused(
-    rule: str, target: str, made: Dict[str, Path], tmp_path: Path
+    rule: str, target: str, made: dict[str, Path], tmp_path: Path
 ) -> None:
     graph = _graph(made[target])
     hostile = _resealed(made[target], tmp_path / "hostile", HOSTILE[rule](graph.read_bytes()))
@@ -281,7 +281,7 @@ def test_an_archive_that_would_be_larger_in_memory_than_on_disk_is_refused(
 
 
 def test_an_empty_entry_of_a_tensor_that_torch_would_fill_with_zeros_is_refused(
-    made: Dict[str, Path], tmp_path: Path
+    made: dict[str, Path], tmp_path: Path
 ) -> None:
     entries = _entries(made)
     entries[pt2_archive._root(entries) + "data/weights/weight_0"] = b""
@@ -291,7 +291,7 @@ def test_an_empty_entry_of_a_tensor_that_torch_would_fill_with_zeros_is_refused(
 
 
 def test_an_entry_outside_the_folder_of_the_archive_is_refused(
-    made: Dict[str, Path], tmp_path: Path
+    made: dict[str, Path], tmp_path: Path
 ) -> None:
     entries = _entries(made)
     entries[PROGRAM] = entries.pop(pt2_archive._root(entries) + PROGRAM)
@@ -301,14 +301,14 @@ def test_an_entry_outside_the_folder_of_the_archive_is_refused(
 
 
 def test_json_that_is_too_long_to_be_parsed_is_refused(
-    made: Dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    made: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive, "LONGEST", 1000)
     with pytest.raises(ValueError, match="expected 'archive/.*json' with at most 1000 bytes, got"):
         load(made["pt2"], provider="cpu")
 
 
-def test_a_written_archive_holds_no_pickle(made: Dict[str, Path]) -> None:
+def test_a_written_archive_holds_no_pickle(made: dict[str, Path]) -> None:
     entries = _entries(made)
     pt2_archive.check(entries)
     assert not any(content.startswith((b"\x80\x02", b"PK")) for content in entries.values())

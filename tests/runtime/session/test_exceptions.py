@@ -6,7 +6,7 @@ import linecache
 import signal
 import sys
 from types import FrameType
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Iterator
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ def run_to(call: Callable[[], Any], at: int) -> int:
     return passed
 
 
-def broken_off(base: Session, call: str, points: int) -> Iterator[Tuple[Session, int]]:
+def broken_off(base: Session, call: str, points: int) -> Iterator[tuple[Session, int]]:
     """Yield sessions in which the call was interrupted, at about `points` lines spread over the
     call, and the number of the line.
     """
@@ -78,7 +78,7 @@ def broken_off(base: Session, call: str, points: int) -> Iterator[Tuple[Session,
         yield session, at
 
 
-CALLS: Dict[str, Callable[[Session], Any]] = {
+CALLS: dict[str, Callable[[Session], Any]] = {
     "prefill": lambda s: s.prefill(
         [row[a : a + 5] for row, a in zip(texts(), LENGTHS, strict=False)], chunk=2
     ),
@@ -99,7 +99,7 @@ def begun(kind: str, target: str, signature: str) -> Session:
     return session
 
 
-def order_of(session: Session, call: str) -> List[int]:
+def order_of(session: Session, call: str) -> list[int]:
     """Return the index of the sequence of each row after a call, which may have been completed
     or not.
     """

@@ -1,6 +1,6 @@
 """What a session on CUDA feeds for the first tokens of rows of different lengths."""
 
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def fed_as_on_cuda() -> Session:
 def test_rows_that_begin_together_have_the_padded_length(
     fed_as_on_cuda: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fed: List[Dict[str, np.ndarray]] = []
+    fed: list[dict[str, np.ndarray]] = []
     bind = OrtGraph.bind
 
     def noted(self: OrtGraph, feeds: Any, *rest: Any, **named: Any) -> Any:
@@ -34,7 +34,7 @@ def test_rows_that_begin_together_have_the_padded_length(
         return bind(self, feeds, *rest, **named)
 
     monkeypatch.setattr(OrtGraph, "bind", noted)
-    rows: List[Any] = [np.zeros(count, np.int64) for count in (5, 8, 1)]
+    rows: list[Any] = [np.zeros(count, np.int64) for count in (5, 8, 1)]
     fed_as_on_cuda.prefill(rows)
     fed_as_on_cuda.prefill([row[:2] for row in rows])
     assert [feeds["seqlens_k"].tolist() for feeds in fed] == [[7, 7, 7], [6], [9], [1]]

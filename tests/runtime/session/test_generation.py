@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def model(request: pytest.FixtureRequest) -> Any:
     return load(artefact(decoder("alibi"), request.param), provider="cpu", threads=1)
 
 
-def _alone(model: Any, prompt: List[int], count: int, **given: Any) -> List[int]:
+def _alone(model: Any, prompt: list[int], count: int, **given: Any) -> list[int]:
     return [int(ids[0]) for ids in model.session().generate([prompt], count, **given)]
 
 
@@ -60,7 +60,7 @@ def test_stop_ids_of_the_artefact_hold_where_none_are_given(tmp_path: Path) -> N
     assert len(_alone(load(tmp_path / "ending", provider="cpu"), PROMPTS[0], 8, stop=())) == 8
 
 
-def _alone_of(stack: Any, folder: Path) -> List[int]:
+def _alone_of(stack: Any, folder: Path) -> list[int]:
     export(stack, "torchscript", folder, verify=False)
     return _alone(load(folder, threads=1, provider="cpu"), PROMPTS[0], 8)
 

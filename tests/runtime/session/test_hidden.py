@@ -1,7 +1,7 @@
 """Cache content that a rewind or a reset has hidden must not reach an output."""
 
 import functools
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tests.tiny import block
 
 # One encoding for each way in which graphs read keys, values and states.
 NAMES = "rope fox cope shaw deberta rope_longrope-short rope_dynamic-short input_rnn".split()
-KINDS: Dict[str, Tuple[str, Dict[str, object]]] = {
+KINDS: dict[str, tuple[str, dict[str, object]]] = {
     **{name: (name, {}) for name in NAMES},
     "linear": ("rope", {"mechanism": "linear", "kv_heads": 6}),
 }
@@ -33,7 +33,7 @@ TAKEN = {(kind, *where) for kind, targets in QUICK.items() for where in targets}
 X = np.random.default_rng(0).standard_normal((3, 24, 48)).astype(np.float32)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def model(kind: str, target: str, signature: str) -> Model:
     """Export and load the block of a kind."""
     folder = traces.artefact(config(kind), target, signature=signature)
@@ -45,7 +45,7 @@ def config(kind: str) -> Any:
     return block(variant, max_positions=64, **overrides)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def whole(kind: str) -> np.ndarray:
     """Return the outputs of one pass over X."""
     return eager_session(traces.sources(config(kind)).model).prefill(X, chunk=24)

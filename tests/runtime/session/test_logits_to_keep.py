@@ -2,7 +2,7 @@
 
 import functools
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -35,11 +35,11 @@ def models() -> Models:
     return functools.cache(of)
 
 
-def _computed(session: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> List[int]:
+def _computed(session: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> list[int]:
     """Prefill PROMPTS and return, for each run of the graph, the number of tokens per row whose
     logits it computes.
     """
-    counts: List[int] = []
+    counts: list[int] = []
 
     def feed(self: Any, *arguments: Any) -> Any:
         widths.clear()
@@ -51,7 +51,7 @@ def _computed(session: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> List
         widths.append(outputs["logits"].shape[1])
         return right(feeds, states, outputs, **named)
 
-    widths: List[int] = []
+    widths: list[int] = []
     feeds, right = Runner.run_chunk, session._runner.graph.bind
     monkeypatch.setattr(session._runner.graph, "bind", bind)
     monkeypatch.setattr(Runner, "run_chunk", feed)

@@ -2,8 +2,6 @@
 tokens.
 """
 
-from typing import List
-
 import msgspec
 import numpy as np
 import pytest
@@ -27,7 +25,7 @@ def ort() -> Model:
     return opened(artefact("ort"))
 
 
-def _saved(model: Model, rows: List[List[int]], count: int = 16) -> Prefixes:
+def _saved(model: Model, rows: list[list[int]], count: int = 16) -> Prefixes:
     """Return prefixes with the tokens of some rows, saved one after another."""
     prefixes, session = Prefixes(model.graph, count), model.session()
     for tokens in rows:

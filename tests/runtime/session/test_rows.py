@@ -1,6 +1,6 @@
 """Adding and removing rows, and the history that a session keeps for rewinds."""
 
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from tests.runtime.sequences import CAPACITY, KINDS, LENGTH, excess, full, model
 pytestmark = pytest.mark.xdist_group("rope")  # one worker, which exports for them once
 
 
-def read(session: Session, kind: str, order: List[int]) -> None:
+def read(session: Session, kind: str, order: list[int]) -> None:
     """Step every row and check the outputs."""
     at = session.length
     assert excess(session.step(texts()[order, at]), full(kind)[order, at]) <= 1

@@ -8,7 +8,7 @@ import math
 import pickle
 import weakref
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,14 +26,14 @@ TARGETS = ["onnx", "onnx-static", "ort", "torchscript"]  # pt2 has the caches of
 
 
 @pytest.fixture(scope="module")
-def folders() -> Dict[str, Path]:
+def folders() -> dict[str, Path]:
     folders = {target: artefact(decoder("rope"), target) for target in TARGETS}
     mask = artefact(decoder("rope"), "onnx", signature="mask")
     return {**folders, "block": artefact(block("alibi"), "ort"), "mask": mask}
 
 
 @pytest.fixture(scope="module", params=TARGETS)
-def model(request: pytest.FixtureRequest, folders: Dict[str, Path]) -> Model:
+def model(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Model:
     return load(folders[request.param], threads=1, provider="cpu")
 
 
@@ -107,7 +107,7 @@ def test_wrong_use_is_refused_by_rule_and_value(session: Session, call: Any, mes
 
 
 def test_a_start_at_the_next_position_of_every_row_that_reads_tokens_continues(
-    folders: Dict[str, Path],
+    folders: dict[str, Path],
 ) -> None:
     session = load(folders["ort"], threads=1, provider="cpu").session()
     session.prefill([TOKENS[0, :4], TOKENS[0, :2]], start=[5, 100])
@@ -127,18 +127,18 @@ def test_a_start_at_the_next_position_of_every_row_that_reads_tokens_continues(
 
 @pytest.mark.parametrize("call", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_copy_of_a_session_is_refused_and_fork_is_named(
-    call: Any, folders: Dict[str, Path]
+    call: Any, folders: dict[str, Path]
 ) -> None:
     with pytest.raises(TypeError, match=r"expected fork\(\) to copy a session"):
         call(load(folders["ort"], provider="cpu").session())
 
 
-def test_a_prompt_longer_than_capacity_is_refused(folders: Dict[str, Path]) -> None:
+def test_a_prompt_longer_than_capacity_is_refused(folders: dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="expected at most 8 tokens of a row in the cache, got 12"):
         load(folders["ort"], provider="cpu").session(capacity=8).prefill(TOKENS)
 
 
-def test_a_mask_artefact_refuses_a_start_offset(folders: Dict[str, Path]) -> None:
+def test_a_mask_artefact_refuses_a_start_offset(folders: dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="export with signature positions"):
         load(folders["mask"], provider="cpu").session().prefill(TOKENS, start=5)
 
@@ -154,7 +154,7 @@ def test_a_mask_artefact_refuses_a_start_offset(folders: Dict[str, Path]) -> Non
     }.items() for value in values],
 )  # fmt: skip
 def test_a_number_that_means_nothing_to_sampling_is_refused_before_tokens_are_read(
-    name: str, value: Any, folders: Dict[str, Path]
+    name: str, value: Any, folders: dict[str, Path]
 ) -> None:
     session = load(folders["ort"], threads=1, provider="cpu").session()
     with pytest.raises(ValueError, match=f"expected {name} to be a .*number .*, got {value!r}"):
@@ -169,20 +169,20 @@ def test_a_temperature_near_0_chooses_the_most_probable_token() -> None:
 
 @pytest.mark.parametrize("threads", [0, -1, 10**9, 1.5, math.nan, True, "all"])
 def test_a_number_of_threads_that_no_machine_has_is_refused(
-    threads: Any, folders: Dict[str, Path]
+    threads: Any, folders: dict[str, Path]
 ) -> None:
     said = "expected threads to be a whole number 1 .. 1024, got .*; leave it out for the default"
     with pytest.raises(ValueError, match=said):
         load(folders["ort"], threads=threads, provider="cpu")
 
 
-def test_an_unknown_provider_is_refused(folders: Dict[str, Path]) -> None:
+def test_an_unknown_provider_is_refused(folders: dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="provider to be one of"):
         load(folders["ort"], provider="tpu")
 
 
 def test_static_caches_grow_by_buckets_without_losing_what_they_hold(
-    folders: Dict[str, Path],
+    folders: dict[str, Path],
 ) -> None:
     tokens = np.random.default_rng(0).integers(61, size=(2, 300))
     static, fused = (
@@ -196,7 +196,7 @@ def test_static_caches_grow_by_buckets_without_losing_what_they_hold(
 
 
 def test_static_caches_have_their_first_capacity_again_after_a_reset(
-    folders: Dict[str, Path],
+    folders: dict[str, Path],
 ) -> None:
     tokens = np.random.default_rng(0).integers(61, size=(2, 300))
     model = load(folders["onnx-static"], threads=1, provider="cpu")

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def drafting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "next_count", lambda count, right: 3)
 
 
-def _ids(session: Session, prompt: Any, count: int, **given: Any) -> List[List[int]]:
+def _ids(session: Session, prompt: Any, count: int, **given: Any) -> list[list[int]]:
     return np.stack(list(session.generate(prompt, count, **given)), axis=1).tolist()  # type: ignore[no-any-return]
 
 
@@ -47,7 +47,7 @@ TARGETS = [("alibi", "ort"), ("alibi", "onnx"), ("input_rnn", "ort"), ("alibi", 
 @pytest.mark.parametrize("given", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.usefixtures("drafting")
 def test_speculation_gives_the_ids_and_the_caches_of_plain_decoding(
-    encoding: str, target: str, given: Dict[str, Any], models: Any
+    encoding: str, target: str, given: dict[str, Any], models: Any
 ) -> None:
     model = models(encoding, target)
     for prompt in (REPEATING[:1], REPEATING):
@@ -95,7 +95,7 @@ def test_generation_ends_where_positions_and_caches_end(models: Any) -> None:
         assert _ids(plain, [REPEATING[0][:2]], 9) == [ids]
 
 
-def _distribution(model: Any, prompt: List[int], temperature: float) -> np.ndarray:
+def _distribution(model: Any, prompt: list[int], temperature: float) -> np.ndarray:
     """Return the probabilities of the second id after a prompt, [V] float64."""
 
     def probabilities(logits: np.ndarray) -> np.ndarray:

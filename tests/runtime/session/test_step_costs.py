@@ -6,7 +6,7 @@ import sys
 import tracemalloc
 from collections import Counter
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 import numpy as np
 import onnx
@@ -59,7 +59,7 @@ def stepping(folder: Path, context: int = 20) -> Session:
     return session
 
 
-def profiled(call: Callable[[], Any]) -> Dict[str, int]:
+def profiled(call: Callable[[], Any]) -> dict[str, int]:
     """Count the Python functions ("call") and built-in functions ("c_call") that a call enters."""
     counts: Counter[str] = Counter()
     sys.setprofile(lambda frame, event, argument: counts.update([event]))
@@ -102,7 +102,7 @@ def test_a_layer_has_few_nodes_on_ort(encoding: str, folders: Callable[..., Path
     assert between.total() <= LAYER and between["GroupQueryAttention"] == 1
 
 
-def operators(call: Callable[[], Any]) -> List[str]:
+def operators(call: Callable[[], Any]) -> list[str]:
     """Return the operators of torch that a call runs, in order, without those that other
     operators call.
     """

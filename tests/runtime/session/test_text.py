@@ -5,7 +5,7 @@ replies as to the whole conversation.
 import json
 import re
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Any, Callable
 
 import pytest
 
@@ -44,7 +44,7 @@ def _chat(session: Session, **given: Any) -> Conversation:
 def test_a_turn_reads_new_tokens_only_and_replies_as_to_the_whole_conversation(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read: List[int] = []
+    read: list[int] = []
     prefill = Session.prefill
 
     def counted(session: Session, rows: Any, **given: Any) -> Any:
@@ -134,7 +134,7 @@ def test_the_programs_of_the_page_of_text_run(
     assert model.tokenizer.decode([int(token[0]) for token in ids]) == alone
 
 
-REFUSED: List[Any] = [
+REFUSED: list[Any] = [
     (lambda model: model.generate(5), "a prompt of text, got 5; call session"),
     (lambda model: model.generate(""), "a prompt of 1 .. [0-9]+ tokens, got 0; change"),
     (lambda model: model.generate("a", max_tokens=0), "max_tokens to be a whole number"),

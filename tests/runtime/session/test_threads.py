@@ -4,7 +4,6 @@ belong to the caller.
 
 import concurrent.futures
 import threading
-from typing import List
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.xdist_group("rope")  # one worker, which exports for th
 TARGETS = ["onnx", "onnx-static", "ort", "torchscript"]
 
 
-def run(session: Session, seed: int) -> List[np.ndarray]:
+def run(session: Session, seed: int) -> list[np.ndarray]:
     """Run a session on a random sequence and return its outputs."""
     tokens = np.random.default_rng(seed).integers(61, size=(1 + seed % 3, 30))
     outputs = [session.prefill(tokens[:, :7])]

@@ -4,7 +4,7 @@ tokens is refused.
 """
 
 import functools
-from typing import Any, Dict, List
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,7 +31,7 @@ SLOTS = WINDOW - 1 + REWIND + NEW
 FULL = (SLOTS, SLOTS + NEW)
 EDGES = sorted({edge + near for edge in (WINDOW, *FULL) for near in (-1, 0, 1)})
 LENGTH = FULL[1] + 40
-KINDS: Dict[str, Dict[str, Any]] = {
+KINDS: dict[str, dict[str, Any]] = {
     "rope": {},
     "rope_dynamic": {},  # rotates before the node
     "rope-sinks": {"sinks": True},
@@ -39,7 +39,7 @@ KINDS: Dict[str, Dict[str, Any]] = {
     "alibi-native": {},  # a bias by distance
     "rope_dynamic-native": {},  # turns keys by distance
     "rope-static": {},
-    **dict.fromkeys(("rope-chunk", "rope-chunk-native", "xpos-chunk-static"), {}),
+    **{name: {} for name in ("rope-chunk", "rope-chunk-native", "xpos-chunk-static")},
 }
 COPIED = ("rope", "rope-static")  # without and with slots that are read behind the tokens of a row
 
@@ -55,14 +55,14 @@ def config(kind: str) -> StackConfig:
     return replace(whole, layers=kinds, order=("near", "all"), max_positions=RANGE)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def model(kind: str) -> Model:
     ends = {"native": "ort-native", "static": "onnx-static"}
     target = ends.get(kind.rpartition("-")[2], "ort")
     return load(traces.artefact(config(kind), target), provider="cpu", threads=1)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def texts() -> np.ndarray:
     """Return token sequences [ROWS,LENGTH], which repeat themselves."""
     return np.tile(np.random.default_rng(0).integers(61, size=(ROWS, 50)), LENGTH // 50 + 1)[
@@ -70,7 +70,7 @@ def texts() -> np.ndarray:
     ]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def full(kind: str) -> np.ndarray:
     """Return the outputs of the eager module over `texts` [ROWS,LENGTH,V]."""
     session = eager_session(traces.sources(config(kind)).model)
@@ -94,9 +94,9 @@ def at(length: int, kind: str = "rope", rewind: int = REWIND) -> Session:
     return session
 
 
-def start(session: Session) -> List[int]:
+def start(session: Session) -> list[int]:
     """Return the first token that caches of windows hold of each row."""
-    starts: List[int] = session._state.first_kept.tolist()
+    starts: list[int] = session._state.first_kept.tolist()
     return starts
 
 

@@ -10,7 +10,7 @@ import functools
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Any, Callable, Iterator, Mapping
 
 import msgspec
 import numpy as np
@@ -47,7 +47,7 @@ FORMATS = ("int8", "int8-32", "int4", "int4-128")
 Change = Callable[[np.ndarray], np.ndarray]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def experts() -> Sources:
     """Return the sources of a decoder with experts whose gates are limited."""
     torch.manual_seed(0)
@@ -56,7 +56,7 @@ def experts() -> Sources:
     return Sources(module, how=ReadAs(own_modules.inputs(module, 2, 12), 24))
 
 
-def models(folder: Path) -> Iterator[Tuple[Any, str, Dict[str, Any]]]:
+def models(folder: Path) -> Iterator[tuple[Any, str, dict[str, Any]]]:
     """Yield descriptions or sources, targets and options of exports whose kernels are listed."""
     plain, targets = block("rope"), ("onnx", "onnx-static", "ort", "ort-native")
     np.save(folder / "x.npy", np.random.default_rng(0).standard_normal((2048, 48), np.float32))
@@ -85,9 +85,9 @@ def models(folder: Path) -> Iterator[Tuple[Any, str, Dict[str, Any]]]:
         yield OF_LIBRARY, "ort-native", {"weights": weights}
 
 
-def of_models() -> Dict[Kernel, None]:
+def of_models() -> dict[Kernel, None]:
     """Export the models, and return their kernels."""
-    found: Dict[Kernel, None] = {}
+    found: dict[Kernel, None] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for number, (config, target, options) in enumerate(models(Path(temporary))):
             folder = Path(temporary) / str(number)
@@ -112,7 +112,7 @@ class Fault:
     reads: Callable[[Feeds], Mapping[str, Any]] = lambda feeds: {}
     writes: Callable[[Feeds, Outputs], Mapping[int, Any]] = lambda feeds, outputs: {}
 
-    def opened(self, trial: Trial, threads: Optional[int]) -> Run:
+    def opened(self, trial: Trial, threads: int | None) -> Run:
         """Open the wrong kernel (trial.opened)."""
         run = opened(self.trial(trial), threads)
 

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ class Recorded:
     """A graph that keeps the inputs of each call."""
 
     def __init__(self, graph: Any) -> None:
-        self.graph, self.inputs = graph, list[Dict[str, np.ndarray]]()
+        self.graph, self.inputs = graph, list[dict[str, np.ndarray]]()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.graph, name)
@@ -48,9 +48,9 @@ class Recorded:
         self.inputs.append(given | past)
 
 
-def promised(call: AnyCall, inputs: Dict[str, np.ndarray]) -> bool:
+def promised(call: AnyCall, inputs: dict[str, np.ndarray]) -> bool:
     """Return whether a proof is about a call with some inputs."""
-    facts: List[Any] = []
+    facts: list[Any] = []
     for name, array in inputs.items():
         tensor = call.tensors[name]
         facts += [size == n for size, n in zip(tensor.shape, array.shape, strict=True)]

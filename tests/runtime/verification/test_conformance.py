@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Set, Tuple
+from typing import Any, Callable
 
 import numpy as np
 import onnx
@@ -28,7 +28,7 @@ from tests.traces import sources
 
 FAULTS, LISTED = faults(), suite.listed()
 KERNEL = next(kernel for kernel in LISTED if kernel.operator == "MatMulNBits")
-KINDS: Dict[str, Dict[str, Any]] = {
+KINDS: dict[str, dict[str, Any]] = {
     "int8-ort": {"weights": "int8"},
     "int8-32-ort": {"weights": "int8-32"},
     "int4-ort": {"weights": "int4"},
@@ -108,7 +108,7 @@ def test_every_product_of_an_artefact_has_a_contract(kind: str, artefacts: Artef
     assert checked(artefacts(kind)).failures == {}
 
 
-def _fused(path: Path) -> Set[Tuple[str, str]]:
+def _fused(path: Path) -> set[tuple[str, str]]:
     """Return the products of an optimized graph, with their attributes."""
     nodes = onnx.load(path, load_external_data=False).graph.node
     products = ("MatMul", "GatherBlock", "QuantizeLinear", "Gemm")
@@ -130,7 +130,7 @@ def test_a_kernel_alone_is_the_one_that_runs_in_the_artefact(
     options = session_options(manifest, 1)
     options.optimized_model_filepath = str(tmp_path / "whole.onnx")
     onnxruntime.InferenceSession(str(folder / "model.onnx"), options, ["CPUExecutionProvider"])
-    alone: Set[Tuple[str, str]] = set()
+    alone: set[tuple[str, str]] = set()
     options_of = trial.options_of
     for number, contract in enumerate(geometry.kernels(folder, manifest).contracts):
         path = tmp_path / f"{number}.onnx"
@@ -166,7 +166,7 @@ def test_an_accuracy_level_other_than_the_activations_of_the_manifest_is_found(
     assert reason == "accuracy_level 1 in place of 4, as the manifest says"
 
 
-CHANGES: Dict[str, Callable[[Node], Node]] = {
+CHANGES: dict[str, Callable[[Node], Node]] = {
     "codes that are computed": lambda node: replace(
         node, inputs=[node.inputs[0], "input_ids", *node.inputs[2:]]
     ),
@@ -214,7 +214,7 @@ def test_rows_of_a_state_in_float32_beside_float16_keep_their_contract(tmp_path:
     assert checked(tmp_path / "made").failures == {}
 
 
-def ran(kernels: List[Kernel], **how: Any) -> List[bool]:
+def ran(kernels: list[Kernel], **how: Any) -> list[bool]:
     """Return of each kernel whether it was tried now."""
     return [not result.known for result in suite.results(kernels, **how)]
 
@@ -223,7 +223,7 @@ def test_a_contract_that_was_kept_is_not_tried_again(empty: Path) -> None:
     assert ran([KERNEL]) == [True] and ran([KERNEL]) == [False]
     assert ran([KERNEL], again=True) == [True]
     assert ran([replace(KERNEL, opset=21)]) == [True]
-    first, second = (list(suite.results([KERNEL], again=how))[0].worst for how in (True, False))
+    first, second = (next(iter(suite.results([KERNEL], again=how))).worst for how in (True, False))
     assert first == second > 0
 
 
@@ -318,7 +318,7 @@ def test_a_wrong_kernel_is_refused_by_export_and_by_verify(
     export(sources(PRODUCTS), "ort", tmp_path / "made", weights="int4", verify="quick")
     right = suite.worst
 
-    def wrong(trial: Trial) -> Tuple[float, str]:
+    def wrong(trial: Trial) -> tuple[float, str]:
         found = trial.nodes[-1].attributes.get("K") == 72  # the product after the gates
         return (7.0, "an error of 7 times its bound") if found else right(trial)
 

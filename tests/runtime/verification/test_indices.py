@@ -5,7 +5,7 @@ no honest artefact is refused.
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, cast
+from typing import Any, Callable, cast
 
 import numpy as np
 import onnx
@@ -29,7 +29,7 @@ from tests.tiny import VARIANTS, attending, block, decoder, encoder
 from tests.traces import exported, sources
 
 WINDOW, CHUNK = {"name": "window", "size": 9}, {"name": "chunk", "size": 12}
-MASKS: Dict[str, Any] = {"causal": {"name": "causal"}, "window": WINDOW, "chunk": CHUNK}
+MASKS: dict[str, Any] = {"causal": {"name": "causal"}, "window": WINDOW, "chunk": CHUNK}
 LONG = 540  # positions for which caches of windows are shorter
 pytestmark = pytest.mark.xdist_group("indices")
 
@@ -91,7 +91,7 @@ def test_masks_of_caches_of_windows_are_compared(mask: str, tmp_path: Path) -> N
     ("target", "sees"),
     combinations(["ort", "onnx"], [{"name": "both"}, {"name": "near", "reach": 4}]),
 )
-def test_no_honest_encoder_is_refused(sees: Dict[str, Any], target: str, tmp_path: Path) -> None:
+def test_no_honest_encoder_is_refused(sees: dict[str, Any], target: str, tmp_path: Path) -> None:
     exported(tmp_path / "a", attending(encoder("t5"), sees=sees), target)
     assert checked(tmp_path / "a").failures == {}
 
@@ -121,7 +121,7 @@ def beside(config: Any, encoding: Any) -> Any:
 
 
 NEAR, FAR = VARIANTS["t5-near"], VARIANTS["t5"]
-ONE_HEAD: Dict[str, Any] = {"heads": 1, "kv_heads": 1, "head_size": 48}
+ONE_HEAD: dict[str, Any] = {"heads": 1, "kv_heads": 1, "head_size": 48}
 HONEST = {
     "two t5": of_layers(decoder("t5", max_positions=150), NEAR, FAR),
     "two t5 of one head": of_layers(decoder("t5", max_positions=150, **ONE_HEAD), NEAR, FAR),
@@ -205,7 +205,7 @@ def node_before(graph: onnx.GraphProto, operator: str, index: int, last: bool = 
     return read[-1 if last else 0]
 
 
-def inserted(graph: onnx.GraphProto, value: str, nodes: List[Any], result: str) -> None:
+def inserted(graph: onnx.GraphProto, value: str, nodes: list[Any], result: str) -> None:
     """Let all nodes that read a value read a result of new nodes, which stand before the first
     of them.
     """
@@ -317,7 +317,7 @@ def bucket_moved(graph: onnx.GraphProto) -> None:
     tensor.CopyFrom(numpy_helper.from_array(table, tensor.name))
 
 
-FAULTS: Dict[str, Any] = {
+FAULTS: dict[str, Any] = {
     "window one longer": ("rope", "onnx", "window", number("Sub", 1, 1)),
     "window one shorter": ("rope", "onnx-static", "window", number("Sub", 1, -1)),
     "window ignored": ("rope", "onnx", "window", number("Sub", 1, 1000)),

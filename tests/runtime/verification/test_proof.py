@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,7 +108,7 @@ def test_a_digest_that_came_another_way_is_compared(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", [[], ["--no-record"]])
 def test_verify_in_a_folder_that_cannot_be_written_says_that_the_result_is_not_recorded(
-    given: List[str],
+    given: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -2,7 +2,7 @@
 
 import warnings
 from pathlib import Path
-from typing import Any, Dict, List, Set, Tuple
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,7 +27,7 @@ SUMS = {"CumSum", "ReduceSum", "ReduceMax", "ReduceMin"}  # known for what they 
 LARGEST = 2000  # entries of an output that is compared
 
 
-def cases() -> List[Any]:
+def cases() -> list[Any]:
     """Return the node tests of operators with a definition."""
     with warnings.catch_warnings(action="ignore"):  # of overflows in casts of other tests
         tests = load_model_tests(kind="node")
@@ -37,7 +37,7 @@ def cases() -> List[Any]:
 
 # What operators read, with their attributes, that ONNX tests with other types or values than graphs
 # of positions have.
-OWN: Dict[str, Tuple[List[np.ndarray], Dict[str, Any]]] = {
+OWN: dict[str, tuple[list[np.ndarray], dict[str, Any]]] = {
     "Cast": ([np.array([-1.5, 0.0, 2.7], np.float32)], {"to": 7}),
     "ConstantOfShape": ([np.array([2, 3])], {}),
     "Mod": ([np.array([-5, 0, 7]), np.array(3)], {}),
@@ -77,7 +77,7 @@ def assert_equal(got: np.ndarray, wanted: np.ndarray, name: str = "") -> None:
 
 
 def test_operators_are_those_of_onnx(tmp_path: Path) -> None:
-    compared: Set[str] = set()
+    compared: set[str] = set()
     for case in cases():
         arrays = [value for values in case.data_sets[0] for value in values]
         if not all(isinstance(value, np.ndarray) and value.size <= LARGEST for value in arrays):

@@ -4,7 +4,7 @@ slots, positions or masks stays hidden.
 
 import json
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 
@@ -92,7 +92,7 @@ def hiding_later_keys(program: Any) -> None:
         node["inputs"].append({"name": "is_causal", "arg": {"as_bool": True}, "kind": 2})
 
 
-FAULTS: Dict[str, Any] = {
+FAULTS: dict[str, Any] = {
     "window one longer": ("window", argument("sub.Tensor", 1, {"as_int": 9})),
     "window one shorter": ("window", argument("sub.Tensor", 1, {"as_int": 7})),
     "chunk one longer": ("chunk", argument("div.Tensor_mode", 1, {"as_int": 13})),

@@ -7,7 +7,7 @@ Shapes: H heads, S tokens of a call, T keys, R rows of a table.
 """
 
 from dataclasses import dataclass
-from typing import Iterator, List, Mapping, Sequence, Tuple, Union
+from typing import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -56,7 +56,7 @@ def softmax(
     seen: np.ndarray,
     biases: Sequence[np.ndarray] = (),
     softcap: float = 0.0,
-    sinks: Union[float, np.ndarray] = -np.inf,
+    sinks: float | np.ndarray = -np.inf,
 ) -> np.ndarray:
     """Return the weights of scores [H,S,T], which are limited before biases are added. Scores of
     sinks [H,1,1] take a part. seen: which keys queries see, [S,T].
@@ -122,7 +122,7 @@ class Inputs:
         """Return numbers in float64."""
         return self[role].astype(np.float64)
 
-    def heads(self) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def heads(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return queries, keys and values [heads,S,D] of the new tokens, rotated if the node
         rotates.
         """
@@ -156,7 +156,7 @@ class Inputs:
 
     def attended(
         self, q: np.ndarray, keys: np.ndarray, values: np.ndarray
-    ) -> Tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the weights [H,S,T] and the output [S,H*D] of queries [H,S,D] that attend to keys
         and values [K,T,D], of which the last are their own.
         """
@@ -311,7 +311,7 @@ class CachedAttention:
         shared = dict(zip(self.node.outputs[1:3], self.node.inputs[3:5], strict=True))
         return Case(feeds, self._ratio, shared)
 
-    def _calls(self) -> Iterator[Tuple[List[int], int]]:
+    def _calls(self) -> Iterator[tuple[list[int], int]]:
         """Yield cached tokens of each row of a call, and its new tokens: steps, then prompts."""
         edges = {
             int(self.node.attributes.get(name, 0)) for name in ("local_window_size", "chunk_size")
@@ -328,7 +328,7 @@ class CachedAttention:
                 if new <= length <= LENGTHS[-1]:
                     yield [length - new], new
 
-    def _feeds(self, cached: List[int], new: int, random: np.random.Generator) -> Feeds:
+    def _feeds(self, cached: list[int], new: int, random: np.random.Generator) -> Feeds:
         """Return inputs of a call by name, also those that the node lacks."""
         rows, longest = len(cached), max(cached) + new
         h, kv = self.node.attributes["num_heads"], self.node.attributes["kv_num_heads"]
@@ -372,7 +372,7 @@ class CachedAttention:
         return {f"0.{INPUTS.index(name)}": array for name, array in inputs.items()}
 
     def _past(
-        self, random: np.random.Generator, cached: List[int], shape: Tuple[int, ...]
+        self, random: np.random.Generator, cached: list[int], shape: tuple[int, ...]
     ) -> np.ndarray:
         past = random.integers(-128, 128, shape) if self.scaled else uniform(random, shape)
         for row, count in enumerate(cached):
@@ -417,12 +417,12 @@ def _pieces(random: np.random.Generator, heads: int) -> np.ndarray:
     return np.stack((starts, slopes, values), 2).astype(np.float32)
 
 
-def _waves(random: np.random.Generator, rows: int, width: int) -> Tuple[np.ndarray, np.ndarray]:
+def _waves(random: np.random.Generator, rows: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     angles = random.uniform(0, 6, (rows, width))
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
-def _of_digits(angles: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+def _of_digits(angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the inputs turn_cos and turn_sin [B,S,64,r/2] of 4 digits for angles per slot
     [B,S,r/2].
     """

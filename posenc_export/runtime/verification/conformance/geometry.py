@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Dict, List, Set
+from typing import Any
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import onnx_nodes, onnx_parts
@@ -36,9 +36,9 @@ class Kernels:
     it, or why it has no contract.
     """
 
-    contracts: Dict[Kernel, str] = field(default_factory=dict)
-    wrong: Dict[str, str] = field(default_factory=dict)
-    skipped: Dict[str, str] = field(default_factory=dict)
+    contracts: dict[Kernel, str] = field(default_factory=dict)
+    wrong: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
 
 
 def kernels(folder: Path, manifest: Manifest) -> Kernels:
@@ -74,11 +74,11 @@ class Graph:
         part = integer_part(onnx_nodes.read_nodes(folder / "model.onnx"))
         self.nodes, self.folder, self.manifest = part.graph, folder, manifest
         pairs = ((output, node) for node in self.nodes.nodes for output in node.outputs)
-        self.makers: Dict[str, Node] = dict(pairs)
+        self.makers: dict[str, Node] = dict(pairs)
         self.layers = {node.outputs[0]: layer for node, layer in part.attention}
         self.integers = {node.outputs[0] for node in part.nodes}
         folded = onnx_parts.constant_nodes(self.nodes)
-        self.folded: Set[str] = {name for node in folded for name in node.outputs}
+        self.folded: set[str] = {name for node in folded for name in node.outputs}
 
     @property
     def level(self) -> int:
@@ -86,7 +86,7 @@ class Graph:
         weights = self.manifest.weights
         return LEAST if weights and weights.activations == "int8" else 0
 
-    def with_makers(self, node: Node) -> List[Node]:
+    def with_makers(self, node: Node) -> list[Node]:
         """Return a node that has a contract, after the nodes before it that its kernel runs, too;
         no nodes for others.
         """
@@ -108,13 +108,13 @@ class Graph:
         rounded = makers[:1] if operator == "MatMulIntegerToFloat" else []
         return [*rounded, *(self._folded(node) if operator in PRODUCTS else ()), node]
 
-    def _folded(self, node: Node) -> List[Node]:
+    def _folded(self, node: Node) -> list[Node]:
         """Return the nodes that compute inputs of a node from constants."""
         made = [self.makers[name] for name in node.inputs if name in self.folded]
         nodes = [part for maker in made for part in (*self._folded(maker), maker)]
         return [*{part.outputs[0]: part for part in nodes}.values()]
 
-    def kernel(self, nodes: List[Node]) -> Kernel:
+    def kernel(self, nodes: list[Node]) -> Kernel:
         """Return the kernel of nodes. Raise Left if it has no contract."""
         node, names = nodes[-1], {"": ""}
         contract = CONTRACTS[node.operator]
@@ -147,7 +147,7 @@ class Graph:
         parts = tuple(steps), tuple(constants), tuple(free.items()), tuple(sizes.items())
         return _reduced(Kernel(*parts, entries, opset))
 
-    def _is_written(self, nodes: List[Node]) -> bool:
+    def _is_written(self, nodes: list[Node]) -> bool:
         """Return whether nodes are those that the exporter writes for an operator."""
         node, before = nodes[-1], nodes[0]
         known, stored = node.attributes, self.nodes.constants
@@ -206,7 +206,7 @@ class Graph:
         dtype = {"float32": "float"}.get(self.manifest.dtype, self.manifest.dtype)
         return stored.element if stored else self.nodes.inputs.get(name, dtype)
 
-    def _sizes(self, node: Node) -> Dict[str, Any]:
+    def _sizes(self, node: Node) -> dict[str, Any]:
         """Return the sizes of inputs of a node, as far as its constants do not tell."""
         known, states = node.attributes, {state.past: state.axes for state in self.manifest.states}
         if node.operator == "MatMul":
@@ -224,7 +224,7 @@ class Graph:
         if 0 <= layer < len(parts):
             heads, kv_heads = parts[layer]["heads"], parts[layer]["kv_heads"]
             size = value_size = parts[layer]["head_size"]
-        axes: List[Any] = [
+        axes: list[Any] = [
             states.get(f"past_key_values.{layer}.{kind}", []) for kind in ("key", "value")
         ]
         if [len(part) for part in axes] == [4, 4]:

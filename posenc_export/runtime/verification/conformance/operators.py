@@ -10,7 +10,7 @@ H hidden channels of an expert.
 """
 
 import platform
-from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -62,7 +62,7 @@ SIZES = ((1, 0, 1), (2, 0, 5), (1, 1, 1), (3, 7, 1), (2, 30, 2), (1, 62, 3), (1,
          (2, 255, 1), (1, 512, 17))  # fmt: skip
 HIDDEN = float(np.finfo(np.float32).min)
 CACHED = ("GroupQueryAttention", kernel_library.OPERATOR)
-Bounded = Tuple[np.ndarray, np.ndarray]  # numbers in float64, and bounds of their errors
+Bounded = tuple[np.ndarray, np.ndarray]  # numbers in float64, and bounds of their errors
 
 
 def over(
@@ -105,7 +105,7 @@ def in_8_bits(x: np.ndarray, block: int) -> np.ndarray:
     return np.asarray((codes * scales).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]])
 
 
-def by_call(*arrays: np.ndarray) -> Sequence[Tuple[np.ndarray, ...]]:
+def by_call(*arrays: np.ndarray) -> Sequence[tuple[np.ndarray, ...]]:
     """Return arrays [M,...] of each call."""
     ends = np.cumsum(TOKENS)[:-1]
     return list(zip(*(np.split(array, ends) for array in arrays), strict=True))
@@ -136,8 +136,8 @@ def _product(
 
 
 def in_blocks(
-    codes: np.ndarray, scales: np.ndarray, zeros: Optional[np.ndarray], bits: int, inputs: int
-) -> Tuple[np.ndarray, np.ndarray]:
+    codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None, bits: int, inputs: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return weights (code - zero) * scale [N,K], and bounds of the numbers that kernels sum: codes
     and zero points, which may be summed apart, may both be moved by up to half the number of codes.
     """
@@ -275,7 +275,7 @@ def _rotary(kernel: Kernel, node: Node, values: Values) -> Case:
     random, sizes = np.random.default_rng(0), dict(kernel.sizes)
     heads, packed = sizes["heads"], "num_heads" in node.attributes
     interleaved = bool(node.attributes.get("interleaved", 0))
-    calls: List[Feeds] = []
+    calls: list[Feeds] = []
     for rows, past, new in SIZES:
         x = uniform(random, (rows, heads, new, sizes["size"]))
         x = x.transpose(0, 2, 1, 3).reshape(rows, new, -1) if packed else x
@@ -284,7 +284,7 @@ def _rotary(kernel: Kernel, node: Node, values: Values) -> Case:
         shape = (past + new + 1,) if len(node.inputs) > 3 else (rows, new)
         angles = random.uniform(0, 6, (*shape, sizes["pairs"]))
         tables = (np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
-        arrays: List[np.ndarray] = [x, *tables, positions]
+        arrays: list[np.ndarray] = [x, *tables, positions]
         calls.append(dict(zip(node.inputs, arrays, strict=False)))
 
     def ratio(feeds: Feeds, found: Outputs) -> float:
@@ -300,7 +300,7 @@ def _scattered(kernel: Kernel, node: Node, values: Values) -> Case:
     """TensorScatter: writes S tokens along an axis, from a slot of each row on."""
     random, rank = np.random.default_rng(0), dict(kernel.sizes)["rank"]
     axis = int(node.attributes.get("axis", -2)) % rank
-    calls: List[Feeds] = []
+    calls: list[Feeds] = []
     element = dict(kernel.free)[node.inputs[0]]
     dtype = {"float": "float32"}.get(element, element)
     for rows, past, new in SIZES:
@@ -364,7 +364,7 @@ def _chosen_experts(kernel: Kernel, node: Node, values: Values) -> Case:
     return Case(calls, ratio)
 
 
-def _expert(known: Mapping[str, Any], parts: List[np.ndarray], x: np.ndarray) -> Bounded:
+def _expert(known: Mapping[str, Any], parts: list[np.ndarray], x: np.ndarray) -> Bounded:
     """Return the output of an expert: g sigmoid(alpha g) (u + beta) between two products."""
     numbers, error = _linear(known, parts[:3], (x, np.zeros_like(x)))
     gate, up = numbers[:, 0::2], numbers[:, 1::2]
@@ -380,7 +380,7 @@ def _expert(known: Mapping[str, Any], parts: List[np.ndarray], x: np.ndarray) ->
     return _linear(known, parts[3:], (hidden, away))
 
 
-def _linear(known: Mapping[str, Any], parts: List[np.ndarray], x: Bounded) -> Bounded:
+def _linear(known: Mapping[str, Any], parts: list[np.ndarray], x: Bounded) -> Bounded:
     """Return x [M,K] times the weight of an expert, plus its bias."""
     codes, scales, bias = parts
     blocks, inputs = scales.reshape(len(codes), -1), x[0].shape[1]

@@ -10,7 +10,7 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Iterable, Iterator, NamedTuple
 
 import msgspec
 import numpy as np
@@ -74,11 +74,11 @@ def results(kernels: Iterable[Kernel], again: bool = False) -> Iterator[Result]:
         yield Result(kernel, ratio, failure, seconds=time.perf_counter() - start)
 
 
-def listed() -> List[Kernel]:
+def listed() -> list[Kernel]:
     """Return kernels of the operators of all targets, in small geometries: what the exporter writes
     for tiny models.
     """
-    return msgspec.json.decode(LISTED.read_bytes(), type=List[Kernel])
+    return msgspec.json.decode(LISTED.read_bytes(), type=list[Kernel])
 
 
 def trial(kernel: Kernel) -> Trial:
@@ -100,7 +100,7 @@ def trial(kernel: Kernel) -> Trial:
     return Trial(kernel, nodes, constants, case)
 
 
-def _folded(node: Node, values: List[np.ndarray]) -> np.ndarray:
+def _folded(node: Node, values: list[np.ndarray]) -> np.ndarray:
     """Return what a node computes from constants."""
     if node.operator == "Reshape":
         return values[0].reshape(values[1].tolist())
@@ -137,7 +137,7 @@ def key_of(kernel: Kernel) -> str:
 
 
 @functools.cache
-def _here() -> Tuple[str, ...]:
+def _here() -> tuple[str, ...]:
     code = hashlib.sha256()
     graphs = Path(kernel_library.__file__).parent
     for path in sorted((*HERE.glob("*.py"), *graphs.glob("*.py"), Path(constants.__file__))):
@@ -147,13 +147,13 @@ def _here() -> Tuple[str, ...]:
     return f"contracts {code.hexdigest()}", build, "CPUExecutionProvider", processor
 
 
-def _library() -> Tuple[str, ...]:
+def _library() -> tuple[str, ...]:
     path, widest = kernel_library.path(), os.environ.get(kernel_library.INSTRUCTIONS, "")
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if path else "none"
     return f"library {digest}", f"instructions {widest}"
 
 
-def known(key: str) -> Optional[float]:
+def known(key: str) -> float | None:
     """Return the largest error over its bound of a contract that was kept; None if that is not
     known.
     """

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 import onnxruntime
@@ -13,11 +13,11 @@ from posenc_export.runtime.graphs.onnx_parts import new_node, serialised
 from posenc_export.runtime.graphs.ort_options import SLOWER, options_of
 
 DOMAINS = {"com.microsoft": 1, kernel_library.DOMAIN: 1}
-Attributes = Tuple[Tuple[str, Any], ...]  # of a node, sorted by name
-Feeds = Dict[str, np.ndarray]
-Outputs = List[np.ndarray]
+Attributes = tuple[tuple[str, Any], ...]  # of a node, sorted by name
+Feeds = dict[str, np.ndarray]
+Outputs = list[np.ndarray]
 Run = Callable[[Feeds], Outputs]
-Values = Dict[str, np.ndarray]
+Values = dict[str, np.ndarray]
 UNIT = 2.0**-24  # unit roundoff of float32
 
 
@@ -25,8 +25,8 @@ class Step(NamedTuple):
     """A node: the inputs have names "node.input", by number."""
 
     operator: str
-    inputs: Tuple[str, ...]
-    outputs: Tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
     attributes: Attributes = ()
     domain: str = ""
 
@@ -42,8 +42,8 @@ class Stored(NamedTuple):
 
     name: str
     element: str
-    shape: Tuple[int, ...]
-    values: Tuple[float, ...] = ()
+    shape: tuple[int, ...]
+    values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Kernel:
         opset: version of ai.onnx.
     """
 
-    nodes: Tuple[Step, ...]
-    constants: Tuple[Stored, ...]
-    free: Tuple[Tuple[str, str], ...]
-    sizes: Tuple[Tuple[str, Any], ...] = ()
-    entries: Tuple[Tuple[str, str], ...] = ()
+    nodes: tuple[Step, ...]
+    constants: tuple[Stored, ...]
+    free: tuple[tuple[str, str], ...]
+    sizes: tuple[tuple[str, Any], ...] = ()
+    entries: tuple[tuple[str, str], ...] = ()
     opset: int = 23
 
     @property
@@ -93,7 +93,7 @@ class Trial(NamedTuple):
     case: Case
 
 
-def opened(trial: Trial, threads: Optional[int]) -> Run:
+def opened(trial: Trial, threads: int | None) -> Run:
     """Open a kernel alone, with the options of artefacts. threads: per operator; None uses all
     cores. Raise ValueError for a kernel that ends the process (ort_options.keep_exact).
     """
@@ -126,13 +126,11 @@ def opened(trial: Trial, threads: Optional[int]) -> Run:
     return run
 
 
-def worst(
-    trial: Trial, kernel: Callable[[Trial, Optional[int]], Run] = opened
-) -> Tuple[float, str]:
+def worst(trial: Trial, kernel: Callable[[Trial, int | None], Run] = opened) -> tuple[float, str]:
     """Return the largest error over its bound, which a right kernel keeps at or below 1, and what
     is wrong; empty for nothing. kernel: opens it.
     """
-    known: Dict[int, Outputs] = {}
+    known: dict[int, Outputs] = {}
     largest, text = 0.0, ""
     for threads in (1, None) if (os.cpu_count() or 1) > 1 else (1,):
         run = kernel(trial, threads)
