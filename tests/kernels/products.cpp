@@ -31,14 +31,10 @@ int main() {
           for (int64_t i = 0; i < rows * inputs; i++)  // whole numbers, the first of a block 127
             x[i] = i % inputs % block ? static_cast<float>(random() % 255) - 127 : 127;
           w.fill(codes.data(), scales.data(), with_zeros ? zeros.data() : nullptr);
-          std::vector<int8_t> rounded(rows * width);
-          std::vector<float> numbers(2 * rows * blocks);
-          std::vector<int32_t> starts(rows * blocks);
-          const Product product{w, x.data(), y.data(), rows,
-                                {rounded.data(), numbers.data(), numbers.data() + rows * blocks,
-                                 starts.data()}};
+          std::vector<int8_t> rounded(rows * Product::of_row(w));
+          const Product product{w, x.data(), y.data(), rows, rounded.data()};
           for (int64_t row = 0; row < rows; row++) kernels.round(product, row);
-          for (int64_t tile = 0; tile < w.tiles(); tile += kernels.tiles) kernels.multiply(product, tile, 0, rows);
+          for (int64_t tile = 0; tile < w.tiles(); tile++) kernels.multiply(product, tile, 0, rows);
           const auto code = [bits](const uint8_t* from, int64_t k) {
             return bits == 8 ? from[k] : from[k / 2] >> (k % 2 * 4) & 15;
           };

@@ -37,9 +37,7 @@ int64_t count(const Tensor& tensor) {
   return product;
 }
 
-thread_local std::vector<int8_t> of_codes;
-thread_local std::vector<float> of_numbers;
-thread_local std::vector<int32_t> of_starts;
+thread_local std::vector<int8_t> of_call;
 
 class ProductNode {
  public:
@@ -84,22 +82,18 @@ class ProductNode {
     void* y = nullptr;
     ok(api->KernelContext_GetOutput(context, 0, sizes.data(), sizes.size(), &result));
     ok(api->GetTensorMutableData(result, &y));
-    const int64_t rows = count(x) / w_.inputs, blocks = w_.blocks();
+    const int64_t rows = count(x) / w_.inputs;
     if (!rows) return;
-    const size_t total = rows * blocks;
-    float* numbers = memory(of_numbers, 2 * total);
     const Product product{w_, x.numbers<float>(), static_cast<float*>(y), rows,
-                          {memory(of_codes, total * w_.block), numbers, numbers + total,
-                           memory(of_starts, total)}};
+                          memory(of_call, rows * Product::of_row(w_))};
     if (rows * w_.inputs < ALONE)
       for (int64_t row = 0; row < rows; row++) kernels_.round(product, row);
     else
       in_parallel(context, rows, [&](size_t row) { kernels_.round(product, row); });
-    const int64_t groups = (w_.tiles() + kernels_.tiles - 1) / kernels_.tiles;
     const int64_t parts = (rows + ROWS - 1) / ROWS;
-    in_parallel(context, groups * parts, [&](size_t task) {
+    in_parallel(context, w_.tiles() * parts, [&](size_t task) {
       const int64_t first = task % parts * ROWS;
-      kernels_.multiply(product, task / parts * kernels_.tiles, first, std::min(first + ROWS, rows));
+      kernels_.multiply(product, task / parts, first, std::min(first + ROWS, rows));
     });
   }
 

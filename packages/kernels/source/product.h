@@ -12,48 +12,54 @@ constexpr int64_t STRIP = 32;       // inputs of a block are a multiple of it
 constexpr int64_t LARGEST_BLOCK = 256;  // but for one of all inputs of a row
 constexpr int64_t LARGEST_ROW = 1 << 16;  // of one block, so that sums fit in 32 bits
 
-// Weights in the order in which kernels read them: by tiles of `lanes` outputs, blocks, and strips of
-// 32 inputs. Byte 4 * lane + i of vector g of a strip has the code of input 4 g + i of that output:
-// with 8 bits one of 8 vectors; with 4 bits one of 4, whose high halves are those of inputs 16 on.
+// Memory that vectors of 64 bytes read without crossing lines of the cache.
+struct alignas(64) Line {
+  uint8_t bytes[64];
+};
+
+// Weights in the order in which kernels read them: by tiles of `lanes` outputs and blocks. A block has
+// strips of 32 inputs, then the scales of the outputs. Byte 4 * lane + i of vector g of a strip has the
+// code of input 4 g + i of that output: with 8 bits one of 8 vectors; with 4 bits one of 4, whose high
+// halves are those of inputs 16 on.
 struct Weights {
   int64_t inputs = 0, outputs = 0, block = 0, bits = 0, lanes = 0;
-  std::vector<uint8_t> codes;
-  std::vector<float> scales;  // [tiles, blocks, lanes]
-  std::vector<uint8_t> zeros;  // as scales; empty if all are half the number of codes
+  std::vector<Line> lines;
+  std::vector<uint8_t> zeros;  // [tiles, blocks, lanes]; empty if all are half the number of codes
 
   int64_t blocks() const { return (inputs + block - 1) / block; }
   int64_t tiles() const { return (outputs + lanes - 1) / lanes; }
-  int64_t of_block() const { return block * lanes * bits / 8; }  // bytes
+  int64_t of_block() const { return lanes * (block * bits / 8 + int64_t{sizeof(float)}); }  // bytes
   int64_t zero_bytes() const { return (blocks() * bits + 7) / 8; }  // of a row of zero points
+  const uint8_t* of_tile(int64_t tile) const { return lines[0].bytes + tile * blocks() * of_block(); }
 
-  // Fill codes, scales and zeros from those of MatMulNBits, whose sizes are known; no zeros: null.
+  // Fill lines and zeros from the inputs of MatMulNBits, whose sizes are known; no zeros: null.
   void fill(const uint8_t* from_codes, const float* from_scales, const uint8_t* from_zeros);
 };
 
-// Activations of all rows: codes, and for each block the scale, the sum of the codes, and the number
-// at which sums of its products with codes begin, which subtracts half the number of codes from these.
-struct Rounded {
-  int8_t* codes;
-  float* scales;
-  float* sums;
-  int32_t* starts;
+// What follows the codes of a block of activations.
+struct Head {
+  float scale;
+  float sum;      // of the codes
+  int32_t start;  // of sums of products with codes: subtracts half the number of codes from these
 };
 
-// One call. Row m of the codes is at m * blocks * block, that of scales, sums, starts at m * blocks.
+// One call.
 struct Product {
   const Weights& weights;
-  const float* x;  // [M, K]
-  float* y;        // [M, N]
-  int64_t rows;    // M
-  Rounded rounded;
+  const float* x;   // [M, K]
+  float* y;         // [M, N]
+  int64_t rows;     // M
+  int8_t* rounded;  // activations, as codes of [M, blocks], each with its Head
+
+  static int64_t of_block(const Weights& w) { return w.block + int64_t{sizeof(Head)}; }  // bytes
+  static int64_t of_row(const Weights& w) { return w.blocks() * of_block(w); }
 };
 
 struct ProductKernels {
-  int64_t lanes;
-  int64_t tiles;  // that are multiplied together
+  int64_t lanes;  // of a tile
   // Round a row of activations.
   void (*round)(const Product&, int64_t row);
-  // Write the outputs of the tiles from a multiple of `tiles` on, for rows first .. last - 1.
+  // Write the outputs of a tile, for rows first .. last - 1.
   void (*multiply)(const Product&, int64_t tile, int64_t first, int64_t last);
 };
 

@@ -18,9 +18,16 @@ namespace POSENC_SET {
 namespace {
 
 constexpr int LANES = POSENC_LANES;
-constexpr int VECTORS = STRIP / 4;  // of a strip, of 8 bits
+constexpr int AHEAD = 3072;  // bytes of weights that are read before they are needed
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Sums __attribute__((vector_size(4 * LANES)));
+
+template <class Value>
+Value read(const void* from) {
+  Value value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
 
 // Sums of products of codes: `add` adds those of a vector of codes with four activations.
 #if POSENC_LANES == 16
@@ -39,9 +46,7 @@ struct Chain {
   void begin(Sums before) { total = (__m512i)before; }
 
   void add(Codes w, const int8_t* x) {
-    int32_t four;
-    std::memcpy(&four, x, 4);
-    total = _mm512_dpbusd_epi32(total, w, _mm512_set1_epi32(four));
+    total = _mm512_dpbusd_epi32(total, w, _mm512_set1_epi32(read<int32_t>(x)));
   }
 
   Sums sums() const { return (Sums)total; }
@@ -75,9 +80,7 @@ struct Chain {
   }
 
   void add(Codes w, const int8_t* x) {
-    int32_t four;
-    std::memcpy(&four, x, 4);
-    const __m256i a = _mm256_set1_epi32(four);
+    const __m256i a = _mm256_set1_epi32(read<int32_t>(x));
     if constexpr (BITS == 4) {
       total = _mm256_add_epi16(total, _mm256_maddubs_epi16(w, a));
     } else {
@@ -100,11 +103,7 @@ constexpr int TILES = 1;
 
 typedef uint8_t Codes __attribute__((vector_size(16)));
 
-inline Codes bytes(const uint8_t* from) {
-  Codes x;
-  std::memcpy(&x, from, sizeof x);
-  return x;
-}
+inline Codes bytes(const uint8_t* from) { return read<Codes>(from); }
 inline Codes low(Codes x) { return x & 15; }
 inline Codes high(Codes x) { return x >> 4; }
 
@@ -122,9 +121,8 @@ struct Chain {
   void begin(Sums before) { total = (int32x4_t)before; }
 
   void add(Codes w, const int8_t* x) {
-    int32_t four;
-    std::memcpy(&four, x, 4);
-    total = vdotq_s32(total, (int8x16_t)w, vreinterpretq_s8_s32(vdupq_n_s32(four)));
+    const int8x16_t fours = vreinterpretq_s8_s32(vdupq_n_s32(read<int32_t>(x)));
+    total = vdotq_s32(total, (int8x16_t)w, fours);
   }
 
   Sums sums() const { return (Sums)total; }
@@ -194,81 +192,83 @@ inline Codes moved(Codes x) { return x; }
 template <int BITS>
 constexpr int HALF = (1 << (BITS - 1)) - (BITS == 8 ? MOVED : 0);
 
-// Outputs of ROWS rows in COUNT tiles.
-template <int BITS, int ROWS, int COUNT>
+// Loops whose numbers of turns are constants, so that what they count stays in registers.
+#define POSENC_EACH(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < count; i++)
+
+// Outputs of ROWS rows in a tile.
+template <int BITS, int ROWS>
 void multiply_rows(const Product& product, int64_t tile, int64_t first) {
-  constexpr int LOADED = BITS == 4 ? VECTORS / 2 : VECTORS;  // vectors of a strip in memory
+  constexpr int PARTS = BITS == 4 ? 2 : 1;         // of a vector of codes in memory
+  constexpr int LOADED = STRIP / 4 / PARTS;  // vectors of a strip
   const Weights& weights = product.weights;
-  const int64_t blocks = weights.blocks(), block = weights.block, width = blocks * block;
-  const int64_t of_block = weights.of_block(), of_tile = blocks * of_block;
-  const uint8_t* codes = weights.codes.data() + tile * of_tile;
-  const float* scales = weights.scales.data() + tile * blocks * LANES;
-  const uint8_t* zeros = weights.zeros.empty() ? nullptr : weights.zeros.data() + tile * blocks * LANES;
-  const Rounded& x = product.rounded;
-  Floats totals[COUNT][ROWS] = {};
+  const int64_t blocks = weights.blocks(), block = weights.block;
+  const int64_t of_row = Product::of_row(weights);
+  const uint8_t* w = weights.of_tile(tile);
+  const uint8_t* zeros =
+      weights.zeros.empty() ? nullptr : weights.zeros.data() + tile * blocks * TILES * LANES;
+  const int8_t* x = product.rounded + first * of_row;
+  Floats totals[TILES][ROWS] = {};
   for (int64_t b = 0; b < blocks; b++) {
-    const int64_t of_row = first * blocks + b;  // scale, start and sum of the first row
-    Sums sums[COUNT][ROWS];
-    for (int t = 0; t < COUNT; t++)
-      for (int r = 0; r < ROWS; r++) sums[t][r] = Sums{} + x.starts[of_row + r * blocks];
-    for (int64_t s = 0; s < block / STRIP; s++) {
-      const uint8_t* from = codes + b * of_block + s * STRIP * LANES * BITS / 8;
-      const int8_t* activations = x.codes + first * width + b * block + s * STRIP;
-      Chain<BITS> chains[COUNT][ROWS];
-      for (int t = 0; t < COUNT; t++)
-        for (int r = 0; r < ROWS; r++) chains[t][r].begin(sums[t][r]);
-#pragma GCC unroll 8
-      for (int v = 0; v < LOADED; v++) {
-        Codes one[COUNT], other[COUNT];
-        for (int t = 0; t < COUNT; t++) {
-          const Codes w = bytes(from + t * of_tile + 4 * LANES * v);
-          one[t] = BITS == 4 ? low(w) : moved(w);
-          if constexpr (BITS == 4) other[t] = high(w);
+    const int8_t* head = x + block;
+    Sums sums[TILES][ROWS];
+    POSENC_EACH(t, TILES)
+      POSENC_EACH(r, ROWS)
+        sums[t][r] = Sums{} + read<int32_t>(head + r * of_row + offsetof(Head, start));
+    for (; x < head; x += STRIP) {
+      Chain<BITS> chains[TILES][ROWS];
+      POSENC_EACH(t, TILES)
+        POSENC_EACH(r, ROWS) chains[t][r].begin(sums[t][r]);
+      POSENC_EACH(v, LOADED) {
+        Codes parts[PARTS][TILES];
+        POSENC_EACH(t, TILES) {
+          if (4 * LANES * (v * TILES + t) % sizeof(Line) == 0) __builtin_prefetch(w + AHEAD);
+          const Codes both = bytes(w);
+          parts[0][t] = BITS == 4 ? low(both) : moved(both);
+          if constexpr (BITS == 4) parts[1][t] = high(both);
+          w += 4 * LANES;
         }
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-          const int8_t* row = activations + r * width + 4 * v;
-          for (int t = 0; t < COUNT; t++) chains[t][r].add(one[t], row);
-          if constexpr (BITS == 4)
-            for (int t = 0; t < COUNT; t++) chains[t][r].add(other[t], row + STRIP / 2);
-        }
+        POSENC_EACH(p, PARTS)
+          POSENC_EACH(r, ROWS)
+            POSENC_EACH(t, TILES)
+              chains[t][r].add(parts[p][t], x + r * of_row + 4 * v + p * STRIP / 2);
       }
-      for (int t = 0; t < COUNT; t++)
-        for (int r = 0; r < ROWS; r++) sums[t][r] = chains[t][r].sums();
+      POSENC_EACH(t, TILES)
+        POSENC_EACH(r, ROWS) sums[t][r] = chains[t][r].sums();
     }
-    for (int t = 0; t < COUNT; t++) {
-      const int64_t at = (t * blocks + b) * LANES;
-      Floats scale, zero = {};
-      std::memcpy(&scale, scales + at, sizeof scale);
-      if (zeros) zero = points(zeros + at) - static_cast<float>(BITS == 8 ? MOVED : 0);
-#pragma GCC unroll 8
-      for (int r = 0; r < ROWS; r++) {
+    POSENC_EACH(t, TILES) {
+      if (4 * LANES * t % sizeof(Line) == 0) __builtin_prefetch(w + AHEAD);
+      const Floats scale = read<Floats>(w);
+      Floats zero = {};
+      if (zeros) {
+        zero = points(zeros) - static_cast<float>(BITS == 8 ? MOVED : 0);
+        zeros += LANES;
+      }
+      POSENC_EACH(r, ROWS) {
         Floats exact = __builtin_convertvector(sums[t][r], Floats);
-        if (zeros) exact -= zero * x.sums[of_row + r * blocks];
-        totals[t][r] += scale * x.scales[of_row + r * blocks] * exact;
+        if (zeros) exact -= zero * read<float>(head + r * of_row + offsetof(Head, sum));
+        totals[t][r] += scale * read<float>(head + r * of_row + offsetof(Head, scale)) * exact;
       }
+      w += 4 * LANES;
     }
+    x += sizeof(Head);
   }
-  for (int t = 0; t < COUNT; t++) {
-    const int64_t begin = (tile + t) * LANES;
-    const int64_t count = std::min<int64_t>(LANES, weights.outputs - begin);
-    for (int r = 0; r < ROWS; r++)
-      std::memcpy(product.y + (first + r) * weights.outputs + begin, &totals[t][r], 4 * count);
+  POSENC_EACH(t, TILES) {
+    const int64_t begin = (tile * TILES + t) * LANES, left = weights.outputs - begin;
+    float* y = product.y + first * weights.outputs + begin;
+    POSENC_EACH(r, ROWS) {
+      const Floats total = totals[t][r];
+      if (left >= LANES)
+        std::memcpy(y + r * weights.outputs, &total, sizeof total);
+      else if (left > 0)
+        std::memcpy(y + r * weights.outputs, &total, 4 * left);
+    }
   }
 }
 
 template <int BITS, int ROWS>
 void multiply_up_to(const Product& product, int64_t tile, int64_t first, int64_t last) {
-  // One row reads each tile to its end, so that memory is read in order.
-  constexpr int COUNT = ROWS == 1 ? 1 : TILES;
-  const int64_t end = std::min(tile + TILES, product.weights.tiles());
-  for (; last - first >= ROWS; first += ROWS) {
-    int64_t t = tile;
-    for (; t + COUNT <= end; t += COUNT) multiply_rows<BITS, ROWS, COUNT>(product, t, first);
-    for (; t < end; t++) multiply_rows<BITS, ROWS, 1>(product, t, first);
-  }
-  if constexpr (ROWS > 1)
-    multiply_up_to<BITS, (ROWS > 4 ? 4 : ROWS / 2)>(product, tile, first, last);
+  for (; last - first >= ROWS; first += ROWS) multiply_rows<BITS, ROWS>(product, tile, first);
+  if constexpr (ROWS > 1) multiply_up_to<BITS, ROWS - 1>(product, tile, first, last);
 }
 
 void multiply(const Product& product, int64_t tile, int64_t first, int64_t last) {
@@ -297,14 +297,25 @@ inline void store_codes(int8_t* to, const Floats (&x)[STRIP / LANES]) {
 #endif
 }
 
+// All numbers of a vector, two of which `both` makes one.
+template <class Both>
+float across(Floats x, Both both) {
+  Sums lane;
+  POSENC_EACH(i, LANES) lane[i] = i;
+  for (int apart = LANES / 2; apart > 0; apart /= 2) x = both(x, __builtin_shuffle(x, lane ^ apart));
+  return x[0];
+}
+
 // Codes of a row: x / scale to the nearest integer, to even at halves, with the largest size of a
 // block over 127 as scale. A block with a NaN or an infinity has one of these as scale.
 void round(const Product& product, int64_t row) {
   constexpr float TO_INTEGER = 12582912;  // 1.5 * 2^23
+  const auto plus = [](Floats a, Floats b) { return a + b; };
   const Weights& weights = product.weights;
-  const int64_t blocks = weights.blocks(), block = weights.block;
-  for (int64_t b = 0; b < blocks; b++) {
-    const int64_t at = row * blocks + b, count = std::min(block, weights.inputs - b * block);
+  const int64_t block = weights.block;
+  int8_t* to = product.rounded + row * Product::of_row(weights);
+  for (int64_t b = 0; b < weights.blocks(); b++, to += sizeof(Head)) {
+    const int64_t count = std::min(block, weights.inputs - b * block);
     const float* x = product.x + row * weights.inputs + b * block;
     float filled[LARGEST_BLOCK];
     if (count < block) {
@@ -313,42 +324,35 @@ void round(const Product& product, int64_t row) {
     }
     Floats most = {}, ends = {}, sum = {};
     for (int64_t k = 0; k < block; k += LANES) {
-      Floats part;
-      std::memcpy(&part, x + k, sizeof part);
+      const Floats part = read<Floats>(x + k);
       const Floats size = part < 0.0f ? -part : part;
       most = size > most ? size : most;
       ends += part * 0.0f;
     }
-    float largest = 0, end = 0;
-    for (int lane = 0; lane < LANES; lane++) {
-      largest = std::max(largest, most[lane]);
-      end += ends[lane];
-    }
+    const float largest = across(most, [](Floats a, Floats b) { return a > b ? a : b; });
+    const float end = across(ends, plus);
     const float factor = largest > 0 ? 127 / largest : 0;
-    for (int64_t k = 0; k < block; k += STRIP) {
+    for (int64_t k = 0; k < block; k += STRIP, to += STRIP) {
       Floats codes[STRIP / LANES];
       for (int v = 0; v < STRIP / LANES; v++) {
-        Floats part;
-        std::memcpy(&part, x + k + v * LANES, sizeof part);
-        part = part * factor + TO_INTEGER - TO_INTEGER;
+        const Floats part = read<Floats>(x + k + v * LANES) * factor + TO_INTEGER - TO_INTEGER;
         codes[v] = part < -127.0f ? Floats{} - 127.0f : (part > 127.0f ? Floats{} + 127.0f : part);
         sum += codes[v];
       }
-      store_codes(product.rounded.codes + at * block + k, codes);
+      store_codes(to, codes);
     }
-    float total = 0;
-    for (int lane = 0; lane < LANES; lane++) total += sum[lane];
+    const float total = across(sum, plus);
     const int32_t half = weights.bits == 4 ? HALF<4> : HALF<8>;
-    product.rounded.scales[at] = largest / 127 + end;
-    product.rounded.sums[at] = total;
-    product.rounded.starts[at] = weights.zeros.empty() ? -half * static_cast<int32_t>(total) : 0;
+    const Head head{largest / 127 + end, total,
+                    weights.zeros.empty() ? -half * static_cast<int32_t>(total) : 0};
+    std::memcpy(to, &head, sizeof head);
   }
 }
 
 }  // namespace
 
 extern const ProductKernels product_kernels;
-const ProductKernels product_kernels = {LANES, TILES, round, multiply};
+const ProductKernels product_kernels = {TILES * LANES, round, multiply};
 
 }  // namespace POSENC_SET
 }  // namespace posenc

@@ -1,5 +1,7 @@
 #include "product.h"
 
+#include <cstring>
+
 namespace posenc {
 namespace {
 
@@ -15,17 +17,15 @@ void Weights::fill(const uint8_t* from_codes, const float* from_scales,
                    const uint8_t* from_zeros) {
   const int64_t count = blocks(), bytes = block * bits / 8, size = tiles() * count;
   const int64_t of_strip = STRIP * lanes * bits / 8, half = bits == 4 ? STRIP / 2 : STRIP;
-  codes.assign(size * of_block(), 0);
-  scales.assign(size * lanes, 0);
+  lines.assign((size * of_block() + sizeof(Line) - 1) / sizeof(Line), {});
   if (from_zeros) zeros.assign(size * lanes, 0);
   for (int64_t n = 0; n < outputs; n++)
     for (int64_t b = 0; b < count; b++) {
-      const int64_t tile = n / lanes * count + b, lane = n % lanes;
-      scales[tile * lanes + lane] = from_scales[n * count + b];
-      if (from_zeros)
-        zeros[tile * lanes + lane] = code_of(from_zeros + n * zero_bytes(), b, bits);
+      const int64_t at = n / lanes * count + b, lane = n % lanes;
+      if (from_zeros) zeros[at * lanes + lane] = code_of(from_zeros + n * zero_bytes(), b, bits);
+      uint8_t* to = lines[0].bytes + at * of_block() + 4 * lane;
+      std::memcpy(to + bytes * lanes, from_scales + n * count + b, sizeof(float));
       const uint8_t* from = from_codes + (n * count + b) * bytes;
-      uint8_t* to = codes.data() + tile * of_block() + 4 * lane;
       for (int64_t k = 0; k < block; k++) {
         const int64_t strip = k / STRIP, at = k % STRIP, vector = at % half / 4;
         to[strip * of_strip + vector * 4 * lanes + at % 4] |= code_of(from, k, bits)
