@@ -25,6 +25,12 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     SETS |= {"product_avx2": AVX2, "product_avx512": [*AVX512, "-mavx512vnni"]}
 elif platform.machine().lower() in ("aarch64", "arm64"):
     SETS |= {"product_dotprod": ["-march=armv8.2-a+dotprod"]}
+# With one product added right after the other, instead of all products first, whose registers g++ has
+# to spill.
+SETS = {
+    name: [*options, *(["-fno-tree-reassoc", "-fno-tree-ter"] if name.startswith("product") else [])]
+    for name, options in SETS.items()
+}
 PLAIN = ("operator", "node", "work", "product", "product_weights", "dispatch")
 FILES = {**{name: [] for name in PLAIN}, **SETS}
 

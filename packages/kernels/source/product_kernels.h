@@ -18,7 +18,7 @@ namespace POSENC_SET {
 namespace {
 
 constexpr int LANES = POSENC_LANES;
-constexpr int AHEAD = 3072;  // bytes of weights that are read before they are needed
+constexpr int AHEAD = 512 * LANES;  // bytes of weights that several rows fetch before their use
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Sums __attribute__((vector_size(4 * LANES)));
 
@@ -198,8 +198,9 @@ constexpr int HALF = (1 << (BITS - 1)) - (BITS == 8 ? MOVED : 0);
 // Outputs of ROWS rows in a tile.
 template <int BITS, int ROWS>
 void multiply_rows(const Product& product, int64_t tile, int64_t first) {
-  constexpr int PARTS = BITS == 4 ? 2 : 1;         // of a vector of codes in memory
+  constexpr int PARTS = BITS == 4 ? 2 : 1;    // of a vector of codes in memory
   constexpr int LOADED = STRIP / 4 / PARTS;  // vectors of a strip
+  constexpr bool FETCHES = ROWS > BITS / 2;   // fewer rows are as fast as the processor reads ahead
   const Weights& weights = product.weights;
   const int64_t blocks = weights.blocks(), block = weights.block;
   const int64_t of_row = Product::of_row(weights);
@@ -221,7 +222,8 @@ void multiply_rows(const Product& product, int64_t tile, int64_t first) {
       POSENC_EACH(v, LOADED) {
         Codes parts[PARTS][TILES];
         POSENC_EACH(t, TILES) {
-          if (4 * LANES * (v * TILES + t) % sizeof(Line) == 0) __builtin_prefetch(w + AHEAD);
+          if (FETCHES && 4 * LANES * (v * TILES + t) % sizeof(Line) == 0)
+            __builtin_prefetch(w + AHEAD, 0, 2);
           const Codes both = bytes(w);
           parts[0][t] = BITS == 4 ? low(both) : moved(both);
           if constexpr (BITS == 4) parts[1][t] = high(both);
@@ -236,7 +238,7 @@ void multiply_rows(const Product& product, int64_t tile, int64_t first) {
         POSENC_EACH(r, ROWS) sums[t][r] = chains[t][r].sums();
     }
     POSENC_EACH(t, TILES) {
-      if (4 * LANES * t % sizeof(Line) == 0) __builtin_prefetch(w + AHEAD);
+      if (FETCHES && 4 * LANES * t % sizeof(Line) == 0) __builtin_prefetch(w + AHEAD, 0, 2);
       const Floats scale = read<Floats>(w);
       Floats zero = {};
       if (zeros) {
