@@ -302,9 +302,8 @@ inline void store_codes(int8_t* to, const Floats (&x)[STRIP / LANES]) {
 // All numbers of a vector, two of which `both` makes one.
 template <class Both>
 float across(Floats x, Both both) {
-  Sums lane;
-  POSENC_EACH(i, LANES) lane[i] = i;
-  for (int apart = LANES / 2; apart > 0; apart /= 2) x = both(x, __builtin_shuffle(x, lane ^ apart));
+  for (int apart = LANES / 2; apart > 0; apart /= 2)
+    POSENC_EACH(i, apart) x[i] = both(x[i], x[i + apart]);
   return x[0];
 }
 
@@ -312,7 +311,7 @@ float across(Floats x, Both both) {
 // block over 127 as scale. A block with a NaN or an infinity has one of these as scale.
 void round(const Product& product, int64_t row) {
   constexpr float TO_INTEGER = 12582912;  // 1.5 * 2^23
-  const auto plus = [](Floats a, Floats b) { return a + b; };
+  const auto plus = [](float a, float b) { return a + b; };
   const Weights& weights = product.weights;
   const int64_t block = weights.block;
   int8_t* to = product.rounded + row * Product::of_row(weights);
@@ -331,7 +330,7 @@ void round(const Product& product, int64_t row) {
       most = size > most ? size : most;
       ends += part * 0.0f;
     }
-    const float largest = across(most, [](Floats a, Floats b) { return a > b ? a : b; });
+    const float largest = across(most, [](float a, float b) { return a > b ? a : b; });
     const float end = across(ends, plus);
     const float factor = largest > 0 ? 127 / largest : 0;
     for (int64_t k = 0; k < block; k += STRIP, to += STRIP) {
