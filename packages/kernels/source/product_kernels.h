@@ -300,18 +300,18 @@ inline void store_codes(int8_t* to, const Floats (&x)[STRIP / LANES]) {
 }
 
 // All numbers of a vector, two of which `both` makes one.
-template <class Both>
-float across(Floats x, Both both) {
-  for (int apart = LANES / 2; apart > 0; apart /= 2)
-    POSENC_EACH(i, apart) x[i] = both(x[i], x[i + apart]);
+template <class Vector, class Both>
+auto across(Vector x, Both both) {
+  Sums lane;
+  POSENC_EACH(i, LANES) lane[i] = i;
+  for (int apart = LANES / 2; apart > 0; apart /= 2) x = both(x, __builtin_shuffle(x, lane ^ apart));
   return x[0];
 }
 
 // Codes of a row: x / scale to the nearest integer, to even at halves, with the largest size of a
-// block over 127 as scale. A block with a NaN or an infinity has one of these as scale.
+// block over 127 as scale, or NaN in a block with a NaN or an infinity.
 void round(const Product& product, int64_t row) {
   constexpr float TO_INTEGER = 12582912;  // 1.5 * 2^23
-  const auto plus = [](float a, float b) { return a + b; };
   const Weights& weights = product.weights;
   const int64_t block = weights.block;
   int8_t* to = product.rounded + row * Product::of_row(weights);
@@ -323,15 +323,14 @@ void round(const Product& product, int64_t row) {
       std::fill(std::copy(x, x + count, filled), filled + block, 0.0f);
       x = filled;
     }
-    Floats most = {}, ends = {}, sum = {};
+    Floats sum = {};
+    Sums most = {};  // as bits, which are in the order of sizes; a NaN follows an infinity
     for (int64_t k = 0; k < block; k += LANES) {
-      const Floats part = read<Floats>(x + k);
-      const Floats size = part < 0.0f ? -part : part;
+      const Sums size = read<Sums>(x + k) & INT32_MAX;
       most = size > most ? size : most;
-      ends += part * 0.0f;
     }
-    const float largest = across(most, [](float a, float b) { return a > b ? a : b; });
-    const float end = across(ends, plus);
+    const int32_t bits = across(most, [](Sums a, Sums b) { return a > b ? a : b; });
+    const float largest = read<float>(&bits);
     const float factor = largest > 0 ? 127 / largest : 0;
     for (int64_t k = 0; k < block; k += STRIP, to += STRIP) {
       Floats codes[STRIP / LANES];
@@ -342,9 +341,9 @@ void round(const Product& product, int64_t row) {
       }
       store_codes(to, codes);
     }
-    const float total = across(sum, plus);
+    const float total = across(sum, [](Floats a, Floats b) { return a + b; });
     const int32_t half = weights.bits == 4 ? HALF<4> : HALF<8>;
-    const Head head{largest / 127 + end, total,
+    const Head head{largest / 127 + largest * 0, total,
                     weights.zeros.empty() ? -half * static_cast<int32_t>(total) : 0};
     std::memcpy(to, &head, sizeof head);
   }
