@@ -19,18 +19,15 @@ OPTIONS = ["-std=c++17", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra"]
 OPTIONS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-g0"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
-SETS = {"attention_plain": [], "product_plain": []}
+# g++ must add each product to its sum at once: else it keeps more products than it has registers.
+PRODUCT = ["-fno-tree-reassoc", "-fno-tree-ter"]
+SETS = {"attention_plain": [], "product_plain": PRODUCT}
 if platform.machine().lower() in ("x86_64", "amd64"):
     SETS |= {"attention_avx2": AVX2, "attention_avx512": [*AVX512, "-mprefer-vector-width=512"]}
-    SETS |= {"product_avx2": AVX2, "product_avx512": [*AVX512, "-mavx512vnni"]}
+    SETS |= {"product_avx2": [*AVX2, *PRODUCT]}
+    SETS |= {"product_avx512": [*AVX512, "-mavx512vnni", *PRODUCT]}
 elif platform.machine().lower() in ("aarch64", "arm64"):
-    SETS |= {"product_dotprod": ["-march=armv8.2-a+dotprod"]}
-# With one product added right after the other, instead of all products first, whose registers g++ has
-# to spill.
-SETS = {
-    name: [*options, *(["-fno-tree-reassoc", "-fno-tree-ter"] if name.startswith("product") else [])]
-    for name, options in SETS.items()
-}
+    SETS |= {"product_dotprod": ["-march=armv8.2-a+dotprod", *PRODUCT]}
 PLAIN = ("operator", "node", "work", "product", "product_weights", "dispatch")
 FILES = {**{name: [] for name in PLAIN}, **SETS}
 
