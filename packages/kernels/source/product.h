@@ -17,10 +17,10 @@ struct alignas(64) Line {
   uint8_t bytes[64];
 };
 
-// Weights in the order in which kernels read them: by tiles of `lanes` outputs and blocks. A block has
-// strips of 32 inputs, then the scales of the outputs. Byte 4 * lane + i of vector g of a strip has the
-// code of input 4 g + i of that output: with 8 bits one of 8 vectors; with 4 bits one of 4, whose high
-// halves are those of inputs 16 on.
+// Weights in the order in which kernels read them: by tiles of `lanes` outputs and blocks. A block
+// has strips of 32 inputs, then the scales of the outputs. Byte 4 * lane + i of vector g of a strip
+// has the code of input 4 g + i of that output: with 8 bits one of 8 vectors; with 4 bits one of 4,
+// whose high halves are those of inputs 16 on.
 struct Weights {
   int64_t inputs = 0, outputs = 0, block = 0, bits = 0, lanes = 0;
   std::vector<Line> lines;
@@ -30,7 +30,9 @@ struct Weights {
   int64_t tiles() const { return (outputs + lanes - 1) / lanes; }
   int64_t of_block() const { return lanes * (block * bits / 8 + int64_t{sizeof(float)}); }  // bytes
   int64_t zero_bytes() const { return (blocks() * bits + 7) / 8; }  // of a row of zero points
-  const uint8_t* of_tile(int64_t tile) const { return lines[0].bytes + tile * blocks() * of_block(); }
+  const uint8_t* of_tile(int64_t tile) const {
+    return reinterpret_cast<const uint8_t*>(lines.data()) + tile * blocks() * of_block();
+  }
 
   // Fill lines and zeros from the inputs of MatMulNBits, whose sizes are known; no zeros: null.
   void fill(const uint8_t* from_codes, const float* from_scales, const uint8_t* from_zeros);

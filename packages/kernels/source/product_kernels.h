@@ -198,9 +198,9 @@ constexpr int HALF = (1 << (BITS - 1)) - (BITS == 8 ? MOVED : 0);
 // Outputs of ROWS rows in a tile.
 template <int BITS, int ROWS>
 void multiply_rows(const Product& product, int64_t tile, int64_t first) {
-  constexpr int PARTS = BITS == 4 ? 2 : 1;    // of a vector of codes in memory
+  constexpr int PARTS = BITS == 4 ? 2 : 1;   // of a vector of codes in memory
   constexpr int LOADED = STRIP / 4 / PARTS;  // vectors of a strip
-  constexpr bool FETCHES = ROWS > BITS / 2;   // fewer rows are as fast as the processor reads ahead
+  constexpr bool FETCHES = ROWS > BITS / 2;  // fewer rows are as fast as processors read ahead
   const Weights& weights = product.weights;
   const int64_t blocks = weights.blocks(), block = weights.block;
   const int64_t of_row = Product::of_row(weights);
@@ -304,7 +304,8 @@ template <class Vector, class Both>
 auto across(Vector x, Both both) {
   Sums lane;
   POSENC_EACH(i, LANES) lane[i] = i;
-  for (int apart = LANES / 2; apart > 0; apart /= 2) x = both(x, __builtin_shuffle(x, lane ^ apart));
+  for (int apart = LANES / 2; apart > 0; apart /= 2)
+    x = both(x, __builtin_shuffle(x, lane ^ apart));
   return x[0];
 }
 

@@ -23,7 +23,7 @@ void Weights::fill(const uint8_t* from_codes, const float* from_scales,
     for (int64_t b = 0; b < count; b++) {
       const int64_t at = n / lanes * count + b, lane = n % lanes;
       if (from_zeros) zeros[at * lanes + lane] = code_of(from_zeros + n * zero_bytes(), b, bits);
-      uint8_t* to = lines[0].bytes + at * of_block() + 4 * lane;
+      uint8_t* to = reinterpret_cast<uint8_t*>(lines.data()) + at * of_block() + 4 * lane;
       std::memcpy(to + bytes * lanes, from_scales + n * count + b, sizeof(float));
       const uint8_t* from = from_codes + (n * count + b) * bytes;
       for (int64_t k = 0; k < block; k++) {
