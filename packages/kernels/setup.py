@@ -4,6 +4,7 @@ without an installation. CXXFLAGS adds options, such as those of sanitizers.
 
 import os
 import platform
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +21,7 @@ OPTIONS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-g0"
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 # g++ must add each product to its sum at once: else it keeps more products than it has registers.
+# Other compilers do not know these options.
 PRODUCT = ["-fno-tree-reassoc", "-fno-tree-ter"]
 SETS = {"attention_plain": [], "product_plain": PRODUCT}
 if platform.machine().lower() in ("x86_64", "amd64"):
@@ -43,12 +45,15 @@ class BuildLibrary(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         extra = os.environ.get("CXXFLAGS", "").split()
+        command = [*self.compiler.compiler_so[:1], "-dM", "-E", "-xc++", os.devnull]
+        macros = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        unknown = PRODUCT if "__clang__" in macros else []
 
         def compiled(name: str) -> list[str]:
             return self.compiler.compile(
                 [str(SOURCE / f"{name}.cpp")],
                 output_dir=self.build_temp,
-                extra_postargs=[*OPTIONS, *FILES[name], *extra],
+                extra_postargs=[*OPTIONS, *(o for o in FILES[name] if o not in unknown), *extra],
                 depends=ext.depends,
             )
 

@@ -302,10 +302,8 @@ inline void store_codes(int8_t* to, const Floats (&x)[STRIP / LANES]) {
 // All numbers of a vector, two of which `both` makes one.
 template <class Vector, class Both>
 auto across(Vector x, Both both) {
-  Sums lane;
-  POSENC_EACH(i, LANES) lane[i] = i;
   for (int apart = LANES / 2; apart > 0; apart /= 2)
-    x = both(x, __builtin_shuffle(x, lane ^ apart));
+    POSENC_EACH(i, apart) x[i] = both(x[i], x[i + apart]);
   return x[0];
 }
 
@@ -330,7 +328,7 @@ void round(const Product& product, int64_t row) {
       const Sums size = read<Sums>(x + k) & INT32_MAX;
       most = size > most ? size : most;
     }
-    const int32_t bits = across(most, [](Sums a, Sums b) { return a > b ? a : b; });
+    const int32_t bits = across(most, [](int32_t a, int32_t b) { return a > b ? a : b; });
     const float largest = read<float>(&bits);
     const float factor = largest > 0 ? 127 / largest : 0;
     for (int64_t k = 0; k < block; k += STRIP, to += STRIP) {
@@ -342,7 +340,7 @@ void round(const Product& product, int64_t row) {
       }
       store_codes(to, codes);
     }
-    const float total = across(sum, [](Floats a, Floats b) { return a + b; });
+    const float total = across(sum, [](float a, float b) { return a + b; });
     const int32_t half = weights.bits == 4 ? HALF<4> : HALF<8>;
     const Head head{largest / 127 + largest * 0, total,
                     weights.zeros.empty() ? -half * static_cast<int32_t>(total) : 0};
