@@ -13,6 +13,7 @@ from posenc_export import ops
 from posenc_export.ops import experts, scores
 from posenc_export.ops.graph import semantic_graph
 from posenc_export.reading.calls import Calls, empty_memory
+from posenc_export.reading.graphs import VMAP
 from posenc_export.reading.lengths import Call
 from posenc_export.reading.refused import Refused
 from posenc_export.reading.simplify import simplify
@@ -23,7 +24,6 @@ from posenc_export.reading.whole import held_by
 ROWS, NEW, SLOTS, LOGITS, SOURCES = 2, 3, 7, 4, 11
 LONGEST = 200  # characters of an error of torch
 LIBRARY = "posenc_reading"
-VMAP = {torch._C._functorch._add_batch_dim, torch._functorch.predispatch._add_batch_dim}
 
 
 # Operations for which a trace records a stand-in, an operator of the same name.

@@ -49,6 +49,7 @@ class Cleaned(NamedTuple):
 
 
 # Memory that a module fills later is zeros, so that every run gives the same numbers.
+VMAP = {torch._C._functorch._add_batch_dim, torch._functorch.predispatch._add_batch_dim}
 ZEROS = {
     aten.empty.memory_format: aten.zeros.default,
     aten.empty_like.default: aten.zeros_like.default,
@@ -209,9 +210,9 @@ def _decomposed(program: ExportedProgram) -> ExportedProgram:
 
 def _is_plain(node: Node) -> bool:
     """Return whether an operator needs no decomposition: it is neither attention as a whole, nor
-    complex, and has no graph of its own.
+    complex, nor part of torch.vmap, and has no graph of its own.
     """
-    if is_complex(node) or node.target is aten.scaled_dot_product_attention.default:
+    if is_complex(node) or node.target in {aten.scaled_dot_product_attention.default, *VMAP}:
         return False
     return not isinstance(node.target, torch._ops.HigherOrderOperator)
 

@@ -28,6 +28,7 @@ from tests.reading.refused_modules import (
     RowsCentred,
     ScaledByLength,
     Seldom,
+    SelfMasked,
     Unmasked,
     Words,
 )
@@ -100,6 +101,17 @@ def test_counts_of_tokens_that_are_kept_may_be_as_large_as_the_positions() -> No
 
     assert read_module(Counted(before), ids(), MOST).whole > MOST
     assert read_module(Words(), ids(), MOST).whole == 0
+
+
+class HiddenByVmap(SelfMasked):
+    def hidden(self, ids: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
+        n = torch.arange(ids.shape[1])
+        of_keys = torch.vmap(lambda query, key: query < key, (None, 0))
+        return torch.where(torch.vmap(of_keys, (0, None))(n, n), -torch.inf, 0.0)
+
+
+def test_a_mask_that_vmap_makes_is_read() -> None:
+    assert len(read_module(HiddenByVmap(), ids(), MOST).caches) > 0
 
 
 def test_nothing_is_found_in_a_causal_module() -> None:
